@@ -1,0 +1,62 @@
+"""The contract between the frontend and the backend.
+
+Every request, response and event that crosses the wire is a pydantic model in this package. It depends on pydantic
+alone, so that the frontend stays light, the service stays honest, and other languages can generate clients from the
+OpenAPI description.
+"""
+
+from art.wire.checkpoints import Checkpoint, CheckpointList, PruneCheckpoints
+from art.wire.errors import ApiError, ApiErrorBody, ErrorCode
+from art.wire.jobs import TERMINAL_STATES, Job, JobEvent, JobKind, JobState
+from art.wire.metrics import MetricHistory, MetricRow
+from art.wire.models import LoraSpec, ModelInfo, ModelList, RegisterModel
+from art.wire.rollouts import CreateRollout, RolloutInfo, RolloutKind, RolloutRows, TokenRow
+from art.wire.service import API_PREFIX, PROTOCOL_VERSION, Health, ProcessHealth, Version
+from art.wire.training import (
+    Algorithm,
+    Overlong,
+    TrainGroup,
+    TrainOptions,
+    TrainProgress,
+    TrainRequest,
+    TrainResult,
+    TrainTrajectory,
+)
+
+__all__ = [
+    "API_PREFIX",
+    "PROTOCOL_VERSION",
+    "TERMINAL_STATES",
+    "Algorithm",
+    "ApiError",
+    "ApiErrorBody",
+    "Checkpoint",
+    "CheckpointList",
+    "CreateRollout",
+    "ErrorCode",
+    "Health",
+    "Job",
+    "JobEvent",
+    "JobKind",
+    "JobState",
+    "LoraSpec",
+    "MetricHistory",
+    "MetricRow",
+    "ModelInfo",
+    "ModelList",
+    "Overlong",
+    "ProcessHealth",
+    "PruneCheckpoints",
+    "RegisterModel",
+    "RolloutInfo",
+    "RolloutKind",
+    "RolloutRows",
+    "TokenRow",
+    "TrainGroup",
+    "TrainOptions",
+    "TrainProgress",
+    "TrainRequest",
+    "TrainResult",
+    "TrainTrajectory",
+    "Version",
+]

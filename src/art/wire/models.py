@@ -1,0 +1,53 @@
+"""Registering models and describing them."""
+
+from typing import Any
+
+from pydantic import Field
+
+from art.wire.base import Wire
+
+
+class LoraSpec(Wire):
+    """The shape of the LoRA adapter that is trained (Hu et al. 2021, arXiv:2106.09685)."""
+
+    rank: int = Field(default=16, ge=1, le=512)
+    alpha: float = Field(default=32.0, gt=0)
+    """The update is scaled by ``alpha / rank``."""
+    target_modules: list[str] | None = None
+    """Names of the linear layers that get an adapter; ``None`` means every linear layer except the output head."""
+    seed: int = 0
+    """Seed of the adapter's initial weights."""
+
+
+class RegisterModel(Wire):
+    """Make a model known to the service. Idempotent: the natural key is (project, name)."""
+
+    project: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
+    base_model: str = Field(min_length=1)
+    """A local path, a hub id, or a name that the service can resolve."""
+    lora: LoraSpec = LoraSpec()
+    max_sequence_length: int | None = Field(default=None, ge=16)
+    """Longest prompt plus completion, in tokens; ``None`` takes the engine's default for the model."""
+    metadata: dict[str, Any] = {}
+    """Free for the caller; returned unchanged."""
+
+
+class ModelInfo(Wire):
+    id: str
+    project: str
+    name: str
+    base_model: str
+    lora: LoraSpec
+    max_sequence_length: int
+    step: int
+    """The latest policy version; 0 before the first training step."""
+    inference_name: str
+    """The model name that requests use for the latest version: an alias of ``{name}@{step}``."""
+    inference_api_key: str
+    """Opens the data plane for this model; its calls are captured as turns that trajectories may refer to."""
+    metadata: dict[str, Any] = {}
+
+
+class ModelList(Wire):
+    models: list[ModelInfo]

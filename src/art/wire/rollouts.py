@@ -1,0 +1,60 @@
+"""Rollouts: one run of an agent, its key, and the tokens that were captured under it."""
+
+from enum import StrEnum
+from typing import Any
+
+from art.wire.base import Wire
+
+
+class RolloutKind(StrEnum):
+    KEYED = "keyed"
+    """Made on purpose by a client; has a key of its own."""
+    AMBIENT = "ambient"
+    """Made by the service for calls with a model's own key; trajectories refer to its turns."""
+
+
+class CreateRollout(Wire):
+    project: str
+    model: str
+    """The model's name within the project."""
+    step: int | None = None
+    """Pin the rollout to one policy version; ``None`` follows the latest."""
+    metadata: dict[str, Any] = {}
+
+
+class RolloutInfo(Wire):
+    id: str
+    api_key: str
+    """Opens the data plane of this rollout and nothing else."""
+    base_path: str
+    """Path of the rollout's endpoint below the service's URL: ``/r/{id}/v1``."""
+    kind: RolloutKind
+    project: str
+    model: str
+    step: int | None
+    metadata: dict[str, Any] = {}
+    turns: int = 0
+    """Number of sampled turns captured so far."""
+    truncated: bool = False
+    """Whether a request of this rollout was refused because its prompt no longer fits the context."""
+
+
+class TokenRow(Wire):
+    """One training row: the ids that the engine was fed and sampled, in order. All lists have one length, T."""
+
+    token_ids: list[int]
+    sampled: list[bool]
+    """True where this row trains the token. A sampled token that another row trains is False here."""
+    logprobs: list[float]
+    """Log-probability of each sampled token under the policy that sampled it; 0.0 elsewhere."""
+    policy_versions: list[int]
+    """The policy version that sampled each token; -1 for observed tokens."""
+    temperature: float
+    """The temperature that every trained token of this row was sampled at."""
+
+
+class RolloutRows(Wire):
+    rollout: str
+    rows: list[TokenRow]
+    untrainable_turns: list[str] = []
+    """One sentence per turn that was sampled at settings that cannot be trained, naming the setting."""

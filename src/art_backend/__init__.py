@@ -1,0 +1,1 @@
+"""The ART service: gateway, inference, training and storage behind one HTTP port."""

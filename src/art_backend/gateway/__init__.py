@@ -1,0 +1,1 @@
+"""The gateway: where agents reach their model, and where every token is remembered."""

@@ -1,0 +1,41 @@
+"""The one SQLite file of a service."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from art_backend.errors import StorageFailedError
+
+
+def open_database(path: Path) -> sqlite3.Connection:
+    """Open (and create) the database. Write-ahead logging makes a committed transaction survive ``kill -9``.
+
+    The connection belongs to the event loop's thread. Transactions are explicit: see ``transaction``.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = sqlite3.connect(path, isolation_level=None, timeout=10)
+    connection.row_factory = sqlite3.Row
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    return connection
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Run a block as one transaction: all of it is stored, or none.
+
+    Raises:
+        StorageFailedError: The disk is full or the file is not writable.
+    """
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield connection
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        raise StorageFailedError(f"The database could not be written ({error}). Free disk space, then try again.") from error

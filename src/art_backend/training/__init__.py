@@ -1,0 +1,1 @@
+"""Training: from captured tokens to a new policy version."""

@@ -1,0 +1,62 @@
+"""What goes into one training step and what comes out of it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from art.wire import LoraSpec, TokenRow, TrainOptions
+
+
+@dataclass(slots=True)
+class ScoredTrajectory:
+    """One trajectory, ready to train: its reward and the rows that hold its sampled tokens, each exactly once."""
+
+    reward: float
+    rows: list[TokenRow]
+
+
+@dataclass(slots=True)
+class ModelSetup:
+    """What the trainer needs to hold one model."""
+
+    base_path: Path
+    """Directory with the base model's Hugging Face files."""
+    lora: LoraSpec
+    max_sequence_length: int
+    checkpoints: Path
+    """Directory that holds one directory per step."""
+
+
+@dataclass(slots=True)
+class StepInput:
+    """One call of train."""
+
+    groups: list[list[ScoredTrajectory]]
+    options: TrainOptions
+    step: int
+    """The policy version that this step makes; training starts from version ``step - 1``."""
+
+
+@dataclass(slots=True)
+class Canary:
+    """A question with a known answer, to prove which weights an engine serves.
+
+    After ``token_ids``, the greedy token of the new weights has log-probability ``logprob`` at temperature 1; under the
+    previous weights the greedy token's was ``previous_logprob``.
+    """
+
+    token_ids: list[int]
+    logprob: float
+    previous_logprob: float
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step did. ``trained`` is False when no group had a learning signal; ``reason`` then says why."""
+
+    step: int
+    trained: bool
+    reason: str | None
+    metrics: dict[str, float]
+    warnings: list[str]
+    checkpoint: Path
+    canaries: list[Canary] = field(default_factory=list[Canary])
