@@ -103,7 +103,11 @@ class ChildProcess:
 
     def describe_death(self) -> str:
         code = self.process.returncode
-        how = f"was ended by signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exited with code {code}"
+        how = (
+            f"was ended by signal {signal.Signals(-code).name}"
+            if code is not None and code < 0
+            else f"exited with code {code}"
+        )
         return f"The {self.name} (process {self.pid}) {how}. End of its log, {self.log_path}:\n{self.log_tail()}"
 
     async def wait(self) -> int:

@@ -38,4 +38,6 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
             raise
         connection.execute("COMMIT")
     except sqlite3.OperationalError as error:
-        raise StorageFailedError(f"The database could not be written ({error}). Free disk space, then try again.") from error
+        raise StorageFailedError(
+            f"The database could not be written ({error}). Free disk space, then try again."
+        ) from error

@@ -1,0 +1,124 @@
+"""``python -m art_backend serve``: start the service."""
+
+import asyncio
+import json
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvicorn
+
+from art_backend.app import build_app
+from art_backend.errors import ServiceError
+from art_backend.service import Service
+from art_backend.settings import Settings
+
+cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@cli.callback()
+def main() -> None:
+    """The ART backend: inference and training behind one HTTP port."""
+
+
+@cli.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on. Others than loopback need a key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    path: Annotated[Path, typer.Option(help="Directory of database, checkpoints and logs.")] = Path(".art"),
+    api_key: Annotated[
+        str, typer.Option(envvar="ART_API_KEY", help="The service's key; a random one by default.")
+    ] = "",
+    engine: Annotated[str, typer.Option(help="Inference engine: torch.")] = "torch",
+    max_sequence_length: Annotated[int, typer.Option(min=16, help="Longest prompt plus completion, in tokens.")] = 4096,
+    max_concurrent_sequences: Annotated[int, typer.Option(min=1, help="Completions sampled at the same time.")] = 64,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; one per core by default.")] = None,
+    cache: Annotated[Path | None, typer.Option(envvar="ART_CACHE", help="Where prepared base models are kept.")] = None,
+    ready_file: Annotated[
+        Path | None, typer.Option(help="File to write url, api_key and pid to once listening.")
+    ] = None,
+) -> None:
+    """Serve models and train them until interrupted."""
+    if engine != "torch":
+        raise typer.BadParameter(f"{engine!r} is not an engine. Engines: torch.", param_hint="--engine")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        settings = Settings(
+            path=path.resolve(),
+            host=host,
+            port=port,
+            api_key=api_key,
+            max_sequence_length=max_sequence_length,
+            max_concurrent_sequences=max_concurrent_sequences,
+            threads=threads,
+            cache=cache,
+            ready_file=ready_file,
+        )
+        asyncio.run(_serve(settings, watch_stdin=watch_stdin))
+    except ServiceError as error:
+        sys.exit(f"art: {error.message}")
+    except OSError as error:
+        sys.exit(f"art: {error.strerror}: {error.filename or f'{host}:{port}'}")
+
+
+async def _serve(settings: Settings, *, watch_stdin: bool) -> None:
+    listener = _listen(settings.host, settings.port)
+    service = Service(settings)
+    await service.restore()
+    url = f"http://{_bracket(settings.host)}:{listener.getsockname()[1]}"
+    app = build_app(service, on_start=lambda: _announce(settings, url))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
+    if watch_stdin:
+        await _stop_at_end_of_stdin(server)
+    await server.serve(sockets=[listener])
+
+
+async def _stop_at_end_of_stdin(server: uvicorn.Server) -> None:
+    """Stop the server when standard input closes: the parent that held the other end has gone."""
+
+    class Watch(asyncio.Protocol):
+        def connection_lost(self, exc: Exception | None) -> None:
+            server.should_exit = True
+
+    await asyncio.get_running_loop().connect_read_pipe(Watch, sys.stdin)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind before anything else starts, so that a port in use is told at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        sys.exit(f"art: cannot listen on {host}:{port}: {error.strerror}. Choose another --port, or 0 for a free one.")
+    return listener
+
+
+def _announce(settings: Settings, url: str) -> None:
+    if settings.ready_file is not None:
+        content = json.dumps({"url": url, "api_key": settings.api_key, "pid": os.getpid()})
+        partial = settings.ready_file.with_suffix(".partial")
+        partial.touch(mode=0o600)
+        partial.write_text(content)
+        partial.replace(settings.ready_file)
+        return
+    print(f"ART is listening on {url}")
+    print(f"  API key: {settings.api_key}" if settings.generated_key else "  API key: as given")
+    print(f"  data:    {settings.path}")
+    print("Stop with Ctrl-C.", flush=True)
+
+
+def _bracket(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+if __name__ == "__main__":
+    cli()

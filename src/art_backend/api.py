@@ -1,0 +1,112 @@
+"""The control API: models, training, jobs, checkpoints, metrics and health under ``/api/v1``."""
+
+from collections.abc import AsyncIterator
+from importlib.metadata import version
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Request
+from fastapi.responses import StreamingResponse
+
+from art.wire import (
+    API_PREFIX,
+    PROTOCOL_VERSION,
+    CheckpointList,
+    Health,
+    Job,
+    MetricHistory,
+    ModelInfo,
+    ModelList,
+    PruneCheckpoints,
+    RegisterModel,
+    TrainRequest,
+    Version,
+)
+from art_backend.gateway.keys import read_key
+from art_backend.service import Service
+
+EVENT_KEEP_ALIVE_S = 10.0
+"""An event stream never stays silent for longer, so that proxies and clients can tell it from a dead one."""
+
+
+def build_api(service: Service) -> APIRouter:
+    """Return the router of the control API. All of it but ``health`` and ``version`` needs the service's key."""
+
+    def require_service(request: Request) -> None:
+        service.keyring.require_service(read_key(request.headers))
+
+    open_router = APIRouter(prefix=API_PREFIX, tags=["service"])
+    router = APIRouter(prefix=API_PREFIX, dependencies=[Depends(require_service)])
+
+    @open_router.get("/health")
+    async def get_health() -> Health:
+        """Passive: tells what is known of the processes without asking them."""
+        return service.health()
+
+    @open_router.get("/version")
+    async def get_version() -> Version:
+        return Version(version=version("art-trainer"), protocol=PROTOCOL_VERSION)
+
+    @router.post("/models", tags=["models"])
+    async def register_model(spec: RegisterModel) -> ModelInfo:
+        """Register a model. The same registration again changes nothing."""
+        return await service.register(spec)
+
+    @router.get("/models", tags=["models"])
+    async def list_models() -> ModelList:
+        return ModelList(models=[service.describe(spec.project, spec.name) for spec in service.served()])
+
+    @router.get("/models/{project}/{name}", tags=["models"])
+    async def get_model(project: str, name: str) -> ModelInfo:
+        return service.describe(project, name)
+
+    @router.get("/models/{project}/{name}/checkpoints", tags=["checkpoints"])
+    async def list_checkpoints(project: str, name: str) -> CheckpointList:
+        return service.checkpoints(project, name)
+
+    @router.post("/models/{project}/{name}/checkpoints/prune", tags=["checkpoints"])
+    async def prune_checkpoints(project: str, name: str, body: PruneCheckpoints) -> CheckpointList:
+        """Delete all checkpoints but those named. The latest, and those in use, are kept in any case."""
+        return service.prune_checkpoints(project, name, body.keep)
+
+    @router.get("/models/{project}/{name}/metrics", tags=["metrics"])
+    async def get_metrics(project: str, name: str) -> MetricHistory:
+        service.runs.find_model(project, name)
+        return MetricHistory(rows=service.runs.metric_rows(project, name))
+
+    @router.post("/models/{project}/{name}/metrics", tags=["metrics"])
+    async def log_metrics(project: str, name: str, body: MetricHistory) -> MetricHistory:
+        """Store metrics. A row sent again merges into the stored one."""
+        service.runs.find_model(project, name)
+        for row in body.rows:
+            service.runs.merge_metrics(project, name, row)
+        return MetricHistory(rows=service.runs.metric_rows(project, name))
+
+    @router.post("/train", status_code=202, tags=["training"])
+    async def train(request: TrainRequest) -> Job:
+        """Start one training step. A request repeated with its idempotency key returns the first one's job."""
+        return service.train(request)
+
+    @router.get("/jobs/{job}", tags=["training"])
+    async def get_job(job: str) -> Job:
+        return service.runs.job(job)
+
+    @router.get("/jobs/{job}/events", response_class=StreamingResponse, tags=["training"])
+    async def stream_events(
+        job: str, last_event_id: Annotated[int, Header(ge=0, description="Number of the last event received.")] = 0
+    ) -> StreamingResponse:
+        """Server-sent events of a job: all beyond ``Last-Event-ID``, then live until it ends."""
+        service.runs.job(job)
+        return StreamingResponse(_encode_events(service, job, last_event_id), media_type="text/event-stream")
+
+    parent = APIRouter()
+    parent.include_router(open_router)
+    parent.include_router(router)
+    return parent
+
+
+async def _encode_events(service: Service, job: str, after: int) -> AsyncIterator[str]:
+    async for event in service.jobs.events(job, after, EVENT_KEEP_ALIVE_S):
+        if event is None:
+            yield ": keep-alive\n\n"
+        else:
+            yield f"id: {event.seq}\nevent: {event.type}\ndata: {event.model_dump_json()}\n\n"

@@ -1,0 +1,204 @@
+"""One training step, start to end.
+
+The order, on one device (it must hold; each line is undone by the ``finally`` below it when something fails):
+
+1. The gate closes: new model calls wait. Requests in flight freeze in the engine (``pause``), then its memory is freed
+   (``sleep``).
+2. The trainer takes the step and writes the checkpoint: the step exists from that atomic rename on.
+3. The engine wakes (``weights``), loads the new version under its new name, and wakes (``kv_cache``).
+4. ``resume``: frozen requests go on with the version that they started with.
+5. The new version is proven: it is listed, and its log-probabilities are the trainer's (``prove``).
+6. ``name`` is now an alias of the new version, and the gate opens.
+
+Proving comes after ``resume`` because a paused engine answers nothing; the gate keeps new requests out until it is done.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from art.wire import TrainOptions, TrainProgress, TrainResult
+from art_backend.errors import EngineFailedError, TrainerFailedError
+from art_backend.inference.client import EngineClient, EngineUnreachableError
+from art_backend.inference.contract import Sampling
+from art_backend.process import DeadlineExceededError, ProcessDiedError
+from art_backend.serving import ServedPolicy
+from art_backend.training.process import TrainerProcess
+from art_backend.training.types import Canary, ScoredTrajectory, StepInput, StepOutput
+
+T = TypeVar("T")
+
+CANARY_TOLERANCE = 0.15
+"""Largest difference, in nats, between the trainer's and the engine's log-probability of a greedy token.
+
+Both compute in bf16, along different routes; differences of a few hundredths are rounding. A change of weights that moves
+the canary by more than twice this cannot be mistaken for it."""
+
+ENGINE_DEADLINE_S = 300.0
+"""For one control call to the engine: moving weights of a large model between memories takes tens of seconds."""
+
+Report = Callable[[TrainProgress], None]
+TrainerSource = Callable[[], Awaitable[TrainerProcess]]
+
+_ENGINE_LOST = (EngineUnreachableError, ProcessDiedError, DeadlineExceededError)
+
+_log = logging.getLogger(__name__)
+
+
+class StepRunner:
+    """Runs the training steps of one model.
+
+    Args:
+        policy: The model as it is served.
+        trainer: Returns the model's live trainer process, starting it if need be.
+        device: Held for the whole step: the engines and trainers of one machine take turns.
+    """
+
+    def __init__(self, policy: ServedPolicy, trainer: TrainerSource, device: asyncio.Lock) -> None:
+        self._policy = policy
+        self._host = policy.host
+        self._trainer = trainer
+        self._device = device
+
+    async def run(
+        self,
+        groups: list[list[ScoredTrajectory]],
+        options: TrainOptions,
+        *,
+        on_start: Callable[[int], None],
+        report: Report,
+    ) -> TrainResult:
+        """Train one step on ``groups`` and serve the result.
+
+        Args:
+            on_start: Called with the step's number once the device is free.
+
+        Raises:
+            BadRequestError: The trainer refused a row; the message names it. Nothing changed.
+            TrainerFailedError: The trainer died or raised. The last version is served as before.
+            EngineFailedError: The engine serves other weights than the trainer saved, or cannot be started.
+        """
+        async with self._device:
+            step = self._policy.checkpoints.latest_step() + 1
+            on_start(step)
+            clock = _Stopwatch()
+            report(TrainProgress(phase="holding"))
+            self._host.gate.close()
+            try:
+                await self._suspend()
+                clock.lap("time/step_hold_s")
+                try:
+                    output = await self._train(StepInput(groups=groups, options=options, step=step), report)
+                except BaseException:
+                    await self._restore()
+                    raise
+                clock.lap("time/step_trainer_s")
+                report(TrainProgress(phase="publishing"))
+                difference = await self._publish(output)
+                clock.lap("time/step_publish_s")
+                report(TrainProgress(phase="resuming"))
+            finally:
+                self._host.gate.open()
+        return TrainResult(
+            step=output.step,
+            trained=output.trained,
+            reason=output.reason,
+            warnings=output.warnings,
+            checkpoint=str(output.checkpoint),
+            metrics={**output.metrics, **clock.laps, "offpolicy/canary_gap": difference},
+        )
+
+    async def _train(self, step: StepInput, report: Report) -> StepOutput:
+        report(TrainProgress(phase="preparing"))
+        try:
+            trainer = await self._trainer()
+            return await trainer.train(
+                step, lambda done, total: report(TrainProgress(phase="training", done=done, total=total))
+            )
+        except (ProcessDiedError, DeadlineExceededError) as error:
+            raise TrainerFailedError(
+                f"{error}\nThe last checkpoint is whole and served; train again to go on."
+            ) from error
+
+    async def _suspend(self) -> None:
+        process = await self._host.running()
+        try:
+            await self._call(process.client.pause("keep"), "pausing")
+            await self._call(process.client.sleep(1), "going to sleep")
+        except _ENGINE_LOST:
+            _log.exception("The engine was lost while it was paused for training; it is started again when needed.")
+
+    async def _restore(self) -> None:
+        """Let the engine go on as before the step."""
+        try:
+            client = (await self._host.running()).client
+            await self._call(client.wake_up(["weights", "kv_cache"]), "waking up")
+            await self._call(client.resume(), "resuming")
+        except (*_ENGINE_LOST, EngineFailedError):
+            _log.exception("The engine was lost while it slept; it is started again when needed.")
+
+    async def _publish(self, output: StepOutput) -> float:
+        """Serve the new version and prove it; return the canary's largest difference in nats."""
+        try:
+            await self._wake_and_load(output.step)
+        except _ENGINE_LOST:
+            _log.exception("The engine was lost while the trainer had the device; starting it again.")
+            await self._policy.load(output.step)
+        client = await self._policy.load(output.step)
+        difference = await self._prove(client, output)
+        self._policy.step = output.step
+        return difference
+
+    async def _wake_and_load(self, step: int) -> None:
+        client = (await self._host.running()).client
+        await self._call(client.wake_up(["weights"]), "waking up its weights")
+        await self._policy.load(step)
+        await self._call(client.wake_up(["kv_cache"]), "waking up its KV cache")
+        await self._call(client.resume(), "resuming")
+
+    async def _prove(self, client: EngineClient, output: StepOutput) -> float:
+        """Ask the engine what it serves.
+
+        Raises:
+            EngineFailedError: The version is not listed, or answers with other log-probabilities than the trainer's.
+        """
+        name = self._policy.engine_name(output.step)
+        listed = await self._call(client.models(), "listing its models")
+        if name not in listed:
+            raise EngineFailedError(f"The engine does not list {name!r} after loading it. It lists: {sorted(listed)}.")
+        worst = 0.0
+        for canary in output.canaries:
+            difference = await self._ask(client, name, canary)
+            if difference > CANARY_TOLERANCE:
+                raise EngineFailedError(
+                    f"The engine does not serve the weights of step {output.step}: its greedy log-probability differs from "
+                    f"the trainer's by {difference:.3f} nats (tolerance {CANARY_TOLERANCE}; the step itself moved it by "
+                    f"{abs(canary.logprob - canary.previous_logprob):.3f}). Version {self._policy.step} is served as before. "
+                    "Restart the service; the checkpoint is whole."
+                )
+            worst = max(worst, difference)
+        return worst
+
+    async def _ask(self, client: EngineClient, name: str, canary: Canary) -> float:
+        sampling = Sampling(max_tokens=1, temperature=0.0)
+        answer = await self._call(client.generate(name, canary.token_ids, sampling), "answering a canary")
+        return abs(answer.logprobs[0] - canary.logprob)
+
+    async def _call(self, awaitable: Awaitable[T], doing: str) -> T:
+        process = await self._host.running()
+        return await process.guard(awaitable, deadline_s=ENGINE_DEADLINE_S, doing=doing)
+
+
+class _Stopwatch:
+    """Seconds between laps, by metric name."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.laps[name] = now - self._last
+        self._last = now

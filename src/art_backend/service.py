@@ -1,0 +1,285 @@
+"""The service as a whole: stores, engines, trainers and jobs, and how they are found by model."""
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from art.wire import (
+    CheckpointList,
+    Health,
+    Job,
+    ModelInfo,
+    ProcessHealth,
+    RegisterModel,
+    TrainRequest,
+    TrainTrajectory,
+)
+from art_backend.auth import Keyring
+from art_backend.base_models import find_base_model
+from art_backend.errors import BadRequestError, NotFoundError, ServiceError
+from art_backend.gateway.ports import Identity, ServedModel
+from art_backend.gateway.render import ChatRenderer
+from art_backend.inference.process import EngineSettings
+from art_backend.jobs import JobBoard
+from art_backend.orchestrator import StepRunner
+from art_backend.serving import EngineHost, Gate, ServedPolicy
+from art_backend.settings import Settings
+from art_backend.store.captures import CaptureStore
+from art_backend.store.checkpoints import CheckpointStore
+from art_backend.store.database import open_database
+from art_backend.store.runs import RunStore
+from art_backend.training.process import TrainerProcess
+from art_backend.training.types import ModelSetup, ScoredTrajectory
+
+_log = logging.getLogger(__name__)
+
+
+class Service:
+    """Everything behind the HTTP port. Make it inside a running event loop; ``await close()`` ends its children."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._started = time.monotonic()
+        self._db = open_database(settings.database_path)
+        self.runs = RunStore(self._db)
+        self.captures = CaptureStore(self._db)
+        self.keyring = Keyring(settings.api_key, settings.path / "secret", self.captures)
+        self.jobs = JobBoard(self.runs)
+        self._device = asyncio.Lock()
+        self._registering = asyncio.Lock()
+        self._hosts: dict[str, EngineHost] = {}
+        self._policies: dict[tuple[str, str], ServedPolicy] = {}
+        self._trainers: dict[tuple[str, str], TrainerProcess] = {}
+        self._starts: set[asyncio.Task[None]] = set()
+
+    async def restore(self) -> None:
+        """Take up where a stopped service left off: settle its jobs, serve its models."""
+        self.jobs.recover(lambda project, name: CheckpointStore(self.settings.checkpoints_dir(project, name)))
+        self.captures.delete_before(time.time() - self.settings.capture_retention_days * 86_400)
+        for spec in self.runs.list_models():
+            try:
+                await self._serve(spec)
+            except ServiceError:
+                _log.exception(
+                    "Model %s/%s cannot be served; registering it again will tell why", spec.project, spec.name
+                )
+
+    # Models
+
+    async def register(self, spec: RegisterModel) -> ModelInfo:
+        """Register a model: find its base model, serve it. Idempotent."""
+        async with self._registering:
+            await self._serve(spec)
+            self.runs.register_model(spec)
+        return self.describe(spec.project, spec.name)
+
+    def describe(self, project: str, name: str) -> ModelInfo:
+        model_id, spec = self.runs.find_model(project, name)
+        policy = self.policy(project, name)
+        return ModelInfo(
+            id=model_id,
+            project=project,
+            name=name,
+            base_model=spec.base_model,
+            lora=spec.lora,
+            max_sequence_length=policy.max_sequence_length,
+            step=policy.step,
+            inference_name=name,
+            inference_api_key=self.keyring.issue_model_key(project, name),
+            metadata=spec.metadata,
+        )
+
+    def served(self) -> list[ServedPolicy]:
+        return list(self._policies.values())
+
+    def policy(self, project: str, name: str) -> ServedPolicy:
+        """Raises NotFoundError for a model that is not registered."""
+        policy = self._policies.get((project, name))
+        if policy is None:
+            self.runs.find_model(project, name)
+            raise NotFoundError(f"Model {name!r} is known but not served. Register it again.", param="model")
+        return policy
+
+    async def _serve(self, spec: RegisterModel) -> None:
+        if (spec.project, spec.name) in self._policies:
+            return
+        path = await asyncio.to_thread(find_base_model, spec.base_model, cache=self.settings.cache)
+        host = self._host(spec.base_model, path)
+        max_length = min(spec.max_sequence_length or self.settings.max_sequence_length, host.settings.max_model_len)
+        renderer = await asyncio.to_thread(ChatRenderer.load, path)
+        self._policies[spec.project, spec.name] = ServedPolicy(
+            project=spec.project,
+            name=spec.name,
+            host=host,
+            checkpoints=CheckpointStore(self.settings.checkpoints_dir(spec.project, spec.name)),
+            renderer=renderer,
+            max_sequence_length=max_length,
+            keep_versions=self.settings.keep_versions,
+        )
+        self.keyring.issue_model_key(spec.project, spec.name)
+        start = asyncio.create_task(self._warm_up(host))
+        self._starts.add(start)
+        start.add_done_callback(self._starts.discard)
+
+    async def _warm_up(self, host: EngineHost) -> None:
+        """Start the engine ahead of the first request. A failure is told to whoever needs the engine next."""
+        try:
+            await host.running()
+        except ServiceError as error:
+            _log.error("%s", error.message)
+
+    def _host(self, base_model: str, path: Path) -> EngineHost:
+        if base_model not in self._hosts:
+            settings = EngineSettings(
+                model_path=path,
+                served_name=base_model,
+                max_model_len=self.settings.max_sequence_length,
+                max_num_seqs=self.settings.max_concurrent_sequences,
+                threads=self.settings.threads,
+                log_path=self.settings.log_dir / "engine.log",
+                start_timeout_s=self.settings.engine_start_timeout_s,
+            )
+            self._hosts[base_model] = EngineHost(settings, Gate(self.settings.hold_timeout_s))
+        return self._hosts[base_model]
+
+    # The gateway's model directory
+
+    def resolve(self, identity: Identity, requested: str) -> tuple[ServedModel, int | None]:
+        """See ``gateway.ports.ModelDirectory.resolve``."""
+        name, at, version = requested.rpartition("@")
+        step: int | None = None
+        if at and version.isdecimal():
+            step = int(version)
+        else:
+            name = requested
+        found = [
+            p
+            for p in self._reachable(identity)
+            if name in (p.name, f"{p.project}/{p.name}", p.host.settings.served_name)
+        ]
+        if not found:
+            raise NotFoundError(
+                f"No model {requested!r} for this key. Models: {self.list_names(identity)}.", param="model"
+            )
+        exact = [p for p in found if name != p.host.settings.served_name]
+        if not exact:
+            return found[0], 0  # the base model's own name
+        if len(exact) > 1:
+            names = [f"{p.project}/{p.name}" for p in exact]
+            raise BadRequestError(
+                f"Model {requested!r} exists in several projects; name one of {names}.", param="model"
+            )
+        if identity.rollout is not None and step is None:
+            step = self.captures.get(identity.rollout).step
+        return exact[0], step
+
+    def list_names(self, identity: Identity) -> list[str]:
+        """See ``gateway.ports.ModelDirectory.list_names``."""
+        names: list[str] = []
+        for policy in self._reachable(identity):
+            prefix = f"{policy.project}/" if identity.kind == "service" else ""
+            names += [f"{prefix}{policy.name}", f"{prefix}{policy.name}@{policy.step}"]
+        return names + sorted({p.host.settings.served_name for p in self._reachable(identity)})
+
+    def _reachable(self, identity: Identity) -> list[ServedPolicy]:
+        if identity.kind == "service":
+            return list(self._policies.values())
+        policy = self._policies.get((identity.project or "", identity.model or ""))
+        return [policy] if policy else []
+
+    # Training
+
+    def train(self, request: TrainRequest) -> Job:
+        """Check a train request, resolve its tokens, and start it as a job.
+
+        Raises:
+            BadRequestError: A trajectory's tokens cannot be resolved; the message names it.
+            NotFoundError: No such model.
+        """
+        policy = self.policy(request.project, request.model)
+        groups = [
+            [self._resolve(t, f"groups.{g}.trajectories.{i}") for i, t in enumerate(group.trajectories)]
+            for g, group in enumerate(request.groups)
+        ]
+        runner = StepRunner(policy, lambda: self._trainer(request.project, request.model), self._device)
+        return self.jobs.submit(
+            request.project,
+            request.model,
+            request.idempotency_key,
+            lambda on_start, report: runner.run(groups, request.options, on_start=on_start, report=report),
+        )
+
+    def _resolve(self, trajectory: TrainTrajectory, where: str) -> ScoredTrajectory:
+        try:
+            rows = list(trajectory.rows)
+            if trajectory.rollout is not None:
+                rows += self.captures.rows(trajectory.rollout).rows
+            for part in self.captures.rows_for_turns(trajectory.turns) if trajectory.turns else []:
+                rows += part.rows
+        except NotFoundError as error:
+            raise BadRequestError(f"{where}: {error.message}", param=where) from error
+        if not rows:
+            raise BadRequestError(
+                f"{where}: no captured token to train on. Give it a rollout id, turn ids, or rows of tokens.",
+                param=where,
+            )
+        return ScoredTrajectory(reward=trajectory.reward, rows=rows)
+
+    async def _trainer(self, project: str, name: str) -> TrainerProcess:
+        """Return the live trainer of a model. One trainer holds the device's memory at a time."""
+        key = (project, name)
+        for other in [k for k, t in self._trainers.items() if k != key or not t.alive]:
+            await self._trainers.pop(other).close()
+        if key not in self._trainers:
+            policy = self.policy(project, name)
+            _, spec = self.runs.find_model(project, name)
+            setup = ModelSetup(
+                base_path=policy.host.settings.model_path,
+                lora=spec.lora,
+                max_sequence_length=policy.max_sequence_length,
+                checkpoints=policy.checkpoints.directory,
+            )
+            self._trainers[key] = await TrainerProcess.start(
+                setup, log_path=self.settings.log_dir / "trainer.log", threads=self.settings.threads
+            )
+        return self._trainers[key]
+
+    # Checkpoints
+
+    def checkpoints(self, project: str, name: str) -> CheckpointList:
+        store = self.policy(project, name).checkpoints
+        return CheckpointList(checkpoints=[store.describe(step) for step in store.steps()])
+
+    def prune_checkpoints(self, project: str, name: str, keep: list[int]) -> CheckpointList:
+        policy = self.policy(project, name)
+        policy.checkpoints.prune({*keep, policy.step, policy.checkpoints.latest_step(), *policy.leased_steps()})
+        return self.checkpoints(project, name)
+
+    # Life
+
+    def health(self) -> Health:
+        processes = [host.health() for host in self._hosts.values()]
+        for (project, name), trainer in self._trainers.items():
+            processes.append(
+                ProcessHealth(
+                    name=f"trainer {project}/{name}",
+                    pid=trainer.pid,
+                    state="ready" if trainer.alive else "failed",
+                    detail=None if trainer.alive else trainer.describe_death(),
+                )
+            )
+        degraded = any(process.state == "failed" for process in processes)
+        return Health(
+            status="degraded" if degraded else "ok", uptime_s=time.monotonic() - self._started, processes=processes
+        )
+
+    async def close(self) -> None:
+        """Interrupt jobs, end the children, close the database."""
+        await self.jobs.close()
+        for start in list(self._starts):
+            start.cancel()
+        await asyncio.gather(*self._starts, return_exceptions=True)
+        await asyncio.gather(*(trainer.close() for trainer in self._trainers.values()), return_exceptions=True)
+        await asyncio.gather(*(host.stop() for host in self._hosts.values()), return_exceptions=True)
+        self._db.close()

@@ -1,0 +1,237 @@
+"""What is served: engines, the policy versions loaded in them, and the gate that holds requests while weights change.
+
+Invariants:
+
+- A version that somebody holds a lease on stays loaded.
+- Every version has a name of its own, ``{project}/{model}@{step}``, which is never used for other weights. Step 0 is the
+  base model itself.
+- While the gate is closed nobody gets a new lease. Leases held when it closes stay valid.
+- After an engine's death the next lease starts a new one and loads the version that it asks for.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from art.wire import ProcessHealth
+from art_backend.errors import BusyError, EngineFailedError, NotFoundError
+from art_backend.gateway.ports import Lease
+from art_backend.gateway.render import ChatRenderer
+from art_backend.inference.client import EngineClient, EngineUnreachableError
+from art_backend.inference.process import EngineProcess, EngineSettings
+from art_backend.process import DeadlineExceededError, ProcessDiedError
+from art_backend.store.checkpoints import CheckpointStore
+
+MAX_RESTARTS = 3
+"""Engine deaths in a row, without a successful lease between them, after which the service gives up."""
+
+_DEATH_GRACE_S = 2.0
+
+
+class Gate:
+    """Holds requests while a policy is updated.
+
+    Args:
+        timeout_s: How long one request waits before it is told to come back later.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._open = asyncio.Event()
+        self._open.set()
+        self.waiting = 0
+
+    async def enter(self) -> None:
+        """Return once the gate is open.
+
+        Raises:
+            BusyError: It stayed closed for longer than ``timeout_s``.
+        """
+        if self._open.is_set():
+            return
+        self.waiting += 1
+        try:
+            await asyncio.wait_for(self._open.wait(), self._timeout_s)
+        except TimeoutError:
+            raise BusyError(
+                f"The policy is still being updated after {self._timeout_s:g} s. Try again.", retry_after_s=10
+            ) from None
+        finally:
+            self.waiting -= 1
+
+    def close(self) -> None:
+        self._open.clear()
+
+    @property
+    def is_closed(self) -> bool:
+        return not self._open.is_set()
+
+    def open(self) -> None:
+        self._open.set()
+
+
+class EngineHost:
+    """The engine of one base model: started when first needed, started again when it died.
+
+    Args:
+        settings: How to start it.
+        gate: Closed while its weights change.
+    """
+
+    def __init__(self, settings: EngineSettings, gate: Gate) -> None:
+        self.settings = settings
+        self.gate = gate
+        self.adapters: dict[str, Path] = {}
+        """Adapters loaded in the running engine, by name."""
+        self._process: EngineProcess | None = None
+        self._starting = asyncio.Lock()
+        self._deaths = 0
+
+    async def running(self) -> EngineProcess:
+        """Return the live engine, starting it if need be.
+
+        Raises:
+            EngineFailedError: It cannot be started, or died too often.
+        """
+        async with self._starting:
+            if self._process is not None:
+                if self._process.alive:
+                    return self._process
+                await self._bury()
+            if self._deaths > MAX_RESTARTS:
+                raise EngineFailedError(
+                    f"The engine died {self._deaths} times in a row and is not started again. See its log: "
+                    f"{self.settings.log_path}. Restart the service when the cause is removed."
+                )
+            try:
+                self._process = await EngineProcess.start(self.settings)
+            except (ProcessDiedError, DeadlineExceededError) as error:
+                self._deaths += 1
+                raise EngineFailedError(str(error)) from error
+            return self._process
+
+    async def load(self, name: str, path: Path) -> None:
+        """Make sure that the engine serves the adapter ``name``."""
+        process = await self.running()
+        if name not in self.adapters:
+            await process.guard(process.client.load_adapter(name, path), deadline_s=120, doing=f"loading {name}")
+            self.adapters[name] = path
+
+    async def unload(self, name: str) -> None:
+        if self._process is not None and self._process.alive and self.adapters.pop(name, None):
+            await self._process.client.unload_adapter(name)
+
+    async def explain_failure(self, error: Exception) -> EngineFailedError:
+        """Turn a failed call into an error that says what happened to the engine."""
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), _DEATH_GRACE_S)
+            if not process.alive:
+                return EngineFailedError(process.describe_death())
+        return EngineFailedError(f"The engine did not answer: {error}")
+
+    def note_success(self) -> None:
+        self._deaths = 0
+
+    async def stop(self) -> None:
+        if self._process is not None:
+            await self._process.stop()
+            self._process = None
+            self.adapters.clear()
+
+    async def _bury(self) -> None:
+        self._deaths += 1
+        await self.stop()
+
+    def health(self) -> ProcessHealth:
+        name = f"engine {self.settings.served_name}"
+        if self._process is None:
+            state = "starting" if self._starting.locked() else "stopped"
+            return ProcessHealth(name=name, pid=None, state=state)
+        if not self._process.alive:
+            return ProcessHealth(name=name, pid=None, state="failed", detail=self._process.describe_death())
+        paused = self.gate.is_closed
+        return ProcessHealth(name=name, pid=self._process.pid, state="paused" if paused else "ready")
+
+
+class ServedPolicy:
+    """One registered model on its engine (a ``ServedModel`` of the gateway).
+
+    Args:
+        checkpoints: Where its versions are; the highest step is the latest version.
+        keep_versions: How many versions nobody uses stay loaded.
+    """
+
+    def __init__(
+        self,
+        *,
+        project: str,
+        name: str,
+        host: EngineHost,
+        checkpoints: CheckpointStore,
+        renderer: ChatRenderer,
+        max_sequence_length: int,
+        keep_versions: int,
+    ) -> None:
+        self.project = project
+        self.name = name
+        self.host = host
+        self.checkpoints = checkpoints
+        self.renderer = renderer
+        self.max_sequence_length = max_sequence_length
+        self.step = checkpoints.latest_step()
+        self._keep_versions = keep_versions
+        self._leases: Counter[int] = Counter()
+        self._recent: list[int] = []
+        self._loading = asyncio.Lock()
+
+    def engine_name(self, step: int) -> str:
+        """The name that the engine knows version ``step`` by."""
+        return f"{self.project}/{self.name}@{step}" if step else self.host.settings.served_name
+
+    @contextlib.asynccontextmanager
+    async def lease(self, step: int | None = None) -> AsyncIterator[Lease]:
+        """See ``gateway.ports.ServedModel.lease``."""
+        await self.host.gate.enter()
+        version = self.step if step is None else step
+        self._leases[version] += 1
+        try:
+            client = await self.load(version)
+            yield Lease(client, self.engine_name(version), version)
+            self.host.note_success()
+        except (EngineUnreachableError, ProcessDiedError, DeadlineExceededError) as error:
+            raise await self.host.explain_failure(error) from error
+        finally:
+            self._leases[version] -= 1
+
+    async def load(self, step: int) -> EngineClient:
+        """Make sure that version ``step`` is loaded; return the engine's client."""
+        process = await self.host.running()
+        if step == 0:
+            return process.client
+        name = self.engine_name(step)
+        if name not in self.host.adapters:
+            async with self._loading:
+                if step not in self.checkpoints.steps():
+                    raise NotFoundError(
+                        f"Model {self.name!r} has no version {step}. Versions: {[0, *self.checkpoints.steps()]}.",
+                        param="model",
+                    )
+                await self.host.load(name, self.checkpoints.path(step))
+                await self._retire(keep=step)
+        return process.client
+
+    def leased_steps(self) -> list[int]:
+        """Versions that somebody holds a lease on."""
+        return [step for step, count in self._leases.items() if count]
+
+    async def _retire(self, keep: int) -> None:
+        """Unload versions that nobody holds a lease on, except the most recently loaded."""
+        self._recent = [step for step in self._recent if step != keep] + [keep]
+        for step in self._recent[: -self._keep_versions]:
+            if not self._leases[step] and step != self.step:
+                await self.host.unload(self.engine_name(step))
+                self._recent.remove(step)

@@ -1,0 +1,85 @@
+"""Settings of one service. Few, and each with the default that we would use."""
+
+import ipaddress
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from art_backend.errors import BadRequestError
+
+EngineKind = Literal["torch"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What ``python -m art_backend serve`` was asked for.
+
+    Raises:
+        BadRequestError: The combination is not safe or not possible.
+    """
+
+    path: Path
+    """Directory of everything the service stores: database, checkpoints, logs."""
+    host: str = "127.0.0.1"
+    port: int = 8000
+    """0 takes a free port."""
+    api_key: str = ""
+    """The service's key. Empty makes a random one, which only a loopback service may do."""
+    engine: EngineKind = "torch"
+    hold_timeout_s: float = 900.0
+    """How long a model call waits for a policy update before it is told to come back later."""
+    engine_start_timeout_s: float = 1800.0
+    """Cap on an engine's start-up; its death is noticed at once in any case."""
+    max_sequence_length: int = 4096
+    """Upper limit for models that do not ask for less."""
+    max_concurrent_sequences: int = 64
+    """Completions that the engine samples at the same time; more wait their turn."""
+    threads: int | None = None
+    """CPU threads of the engine and of the trainer, which never compute at the same time; ``None``: one per core."""
+    keep_versions: int = 2
+    """Policy versions that stay loaded in the engine beside those in use."""
+    capture_retention_days: float = 30.0
+    """Captured rollouts older than this are deleted when the service starts."""
+    cache: Path | None = None
+    """Where prepared base models are kept; ``None`` takes the default cache."""
+    ready_file: Path | None = None
+    """Written once the service listens: JSON with ``url``, ``api_key`` and ``pid``."""
+    generated_key: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        if self.api_key:
+            return
+        if not is_loopback(self.host):
+            raise BadRequestError(
+                f"Refusing to listen on {self.host} without a key: anyone on that network could use and train your "
+                "models. Set ART_API_KEY or pass --api-key, or listen on 127.0.0.1.",
+                param="api_key",
+            )
+        object.__setattr__(self, "api_key", f"art-{secrets.token_urlsafe(24)}")
+        object.__setattr__(self, "generated_key", True)
+
+    @property
+    def database_path(self) -> Path:
+        return self.path / "art.db"
+
+    @property
+    def log_dir(self) -> Path:
+        return self.path / "logs"
+
+    def model_dir(self, project: str, name: str) -> Path:
+        """Directory of one model, laid out as the frontend's own: ``{path}/{project}/models/{name}``."""
+        return self.path / project / "models" / name
+
+    def checkpoints_dir(self, project: str, name: str) -> Path:
+        return self.model_dir(project, name) / "checkpoints"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
