@@ -1,0 +1,79 @@
+"""What a backend must offer to the frontend."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+if TYPE_CHECKING:
+    from art import dev
+    from art.model import Model, TrainableModel
+    from art.trajectories import Trajectory, TrajectoryGroup
+    from art.types import TrainConfig, TrainResult, TrainSFTConfig
+
+AnyModel: TypeAlias = "Model[Any, Any]"
+AnyTrainableModel: TypeAlias = "TrainableModel[Any, Any]"
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Serves and trains models. ``LocalBackend`` and ``RemoteBackend`` are two.
+
+    Two methods are optional: ``supports_automatic_train_step_metrics() -> bool`` and
+    ``automatic_gpu_cost_per_hour_usd(model) -> float | None``.
+    """
+
+    async def close(self) -> None: ...
+
+    async def register(self, model: "Model[Any, Any]") -> None: ...
+
+    async def train(
+        self, model: "TrainableModel[Any, Any]", groups: "Iterable[TrajectoryGroup]", **options: Any
+    ) -> "TrainResult": ...
+
+    def _model_inference_name(self, model: "Model[Any, Any]", step: int | None = None) -> str: ...
+
+    async def _get_step(self, model: "TrainableModel[Any, Any]") -> int: ...
+
+    async def _delete_checkpoint_files(self, model: "TrainableModel[Any, Any]", steps_to_keep: list[int]) -> None: ...
+
+    async def _prepare_backend_for_training(
+        self, model: "TrainableModel[Any, Any]", config: "dev.OpenAIServerConfig | None" = None
+    ) -> tuple[str, str]:
+        """Return the base URL and the key of the model's inference endpoint."""
+        ...
+
+    def _train_model(
+        self,
+        model: "TrainableModel[Any, Any]",
+        groups: "list[TrajectoryGroup]",
+        config: "TrainConfig",
+        dev_config: "dev.TrainConfig",
+        verbose: bool = False,
+    ) -> AsyncIterator[dict[str, float]]: ...
+
+    def _train_sft(
+        self,
+        model: "TrainableModel[Any, Any]",
+        trajectories: "Iterable[Trajectory]",
+        config: "TrainSFTConfig",
+        dev_config: "dev.TrainSFTConfig",
+        verbose: bool = False,
+    ) -> AsyncIterator[dict[str, float]]: ...
+
+
+class MetricSink(ABC):
+    """A backend that keeps metric histories, for instance to draw them."""
+
+    @abstractmethod
+    async def record_metrics(
+        self, model: "Model[Any, Any]", metrics: Mapping[str, float], *, split: str, step: int
+    ) -> None:
+        """Store one row. The row is already on the frontend's disk: failing to store it must not raise."""
+
+
+class RolloutSource(ABC):
+    """A backend that captures rollouts under keys of their own."""
+
+    @abstractmethod
+    async def create_rollout(self, model: "TrainableModel[Any, Any]", step: int | None) -> "tuple[str, str, str]":
+        """Return the id, the base URL and the key of a new rollout, pinned to version ``step`` unless it is None."""

@@ -1,0 +1,142 @@
+"""A backend that this process starts, as a child of its own, and talks to like to any other."""
+
+import asyncio
+import functools
+import os
+import shutil
+import subprocess
+import time
+import warnings
+from pathlib import Path
+from typing import Self
+
+from art.backend import AnyModel, AnyTrainableModel
+from art.control import ControlClient
+from art.errors import BackendError
+from art.local.service import ServiceProcess
+from art.remote import RemoteBackend
+from art.state import write_json
+from art.utils.output_dirs import get_default_art_path, get_output_dir_from_model_properties, get_step_checkpoint_dir
+
+START_TIMEOUT_S = float(os.environ.get("ART_SERVER_TIMEOUT", "1800"))
+"""Cap on the service's start; its death is noticed at once in any case."""
+_PRICE_PER_GPU_HOUR = {"H200": 3.0}
+
+
+class LocalBackend(RemoteBackend):
+    """Starts ``python -m art_backend serve`` on a free loopback port when it is first needed, and ends it at the end.
+
+    Use it as a context manager, sync or async, or call ``close``; the service ends with this process in any case.
+
+    Args:
+        in_process: Has no effect; the service always runs in a process of its own.
+        path: Directory of everything: metrics, trajectories, checkpoints. ``None`` means ``.art`` in the repository.
+        gpu_cost_per_hour_usd: Price of one device's hour, for ``costs/gpu``.
+        serve_arguments: More arguments for ``art_backend serve``.
+    """
+
+    def __init__(
+        self,
+        *,
+        in_process: bool = False,
+        path: str | os.PathLike[str] | None = None,
+        gpu_cost_per_hour_usd: float | None = None,
+        serve_arguments: list[str] | None = None,
+    ) -> None:
+        if in_process:
+            warnings.warn("in_process has no effect: the service always runs in a process of its own.", stacklevel=2)
+        super().__init__("http://127.0.0.1", "", gpu_cost_per_hour_usd=gpu_cost_per_hour_usd)
+        self._path = Path(path or get_default_art_path()).resolve()
+        self._path.mkdir(parents=True, exist_ok=True)
+        self._service = ServiceProcess(self._path, serve_arguments or [])
+        self._client = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close_sync()
+
+    async def close(self) -> None:
+        """End the service. A later call starts it again."""
+        await asyncio.to_thread(self.close_sync)
+
+    def close_sync(self) -> None:
+        """``close``, for code that cannot await."""
+        self._client = None
+        self._service.stop()
+
+    async def register(self, model: AnyModel) -> None:
+        model.base_path = str(self._path)
+        record = {**model.safe_model_dump(), "inference_api_key": None}
+        if model.config is not None:
+            record["config"] = model.config.model_dump(mode="json")
+        write_json(
+            Path(get_output_dir_from_model_properties(model.project, model.name, str(self._path)), "model.json"), record
+        )
+        await super().register(model)
+
+    def automatic_gpu_cost_per_hour_usd(self, model: AnyModel) -> float | None:
+        names = _gpu_names()
+        price = self._gpu_cost_per_hour_usd
+        if price is None:
+            prices = {_price(name) for name in names}
+            price = prices.pop() if len(prices) == 1 else None
+        count = len(_configured_ids(model)) or len(names)
+        return price * count if price is not None and count else None
+
+    def _checkpoint_path(self, model: AnyTrainableModel, step: int) -> str | None:
+        directory = get_step_checkpoint_dir(
+            get_output_dir_from_model_properties(model.project, model.name, str(self._path)), step
+        )
+        return directory if Path(directory).is_dir() else None
+
+    async def _control(self) -> ControlClient:
+        if self._client is not None and (death := self._service.death()) is not None:
+            self._client = None
+            self._service.forget()
+            raise death  # said once; the next call starts the service again
+        if self._client is None:
+            self._service.start()
+            url = await self._wait_until_ready()
+            self._client = ControlClient(url, self._service.api_key, reconnect_s=30.0, watch=self._service.death)
+        return await super()._control()
+
+    async def _wait_until_ready(self) -> str:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if (url := self._service.read_ready()) is not None:
+                return url
+            if (death := self._service.death()) is not None:
+                self._service.forget()
+                raise death
+            await asyncio.sleep(0.05)
+        raise BackendError(
+            f"The local backend (process {self._service.pid}) lives but did not listen within {START_TIMEOUT_S:g} s "
+            f"(ART_SERVER_TIMEOUT). The end of its log, {self._service.log_path}:\n{self._service.log_tail()}",
+            504,
+        )
+
+
+def _configured_ids(model: AnyModel) -> set[int]:
+    from art.model import TrainableModel
+
+    if not isinstance(model, TrainableModel):
+        return set()
+    settings = model._internal_config or {}  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
+    return {*settings.get("trainer_gpu_ids", []), *settings.get("inference_gpu_ids", [])}
+
+
+def _price(gpu_name: str) -> float | None:
+    return next((price for mark, price in _PRICE_PER_GPU_HOUR.items() if mark in gpu_name), None)
+
+
+@functools.cache
+def _gpu_names() -> tuple[str, ...]:
+    """Names of this machine's devices, by the driver's own tool: this process has no business with their memory."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ()
+    query = [tool, "--query-gpu=name", "--format=csv,noheader"]
+    found = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    return tuple(line.strip() for line in found.stdout.splitlines() if line.strip()) if found.returncode == 0 else ()

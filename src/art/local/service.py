@@ -1,0 +1,162 @@
+"""The service as a child of this process: started, watched, and ended by id."""
+
+import atexit
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from art.errors import BackendDiedError, MissingExtraError
+
+_LAUNCHER = Path(__file__).with_name("launch.py")
+_LOG_TAIL_LINES = 30
+_GRACE_S = 10.0
+_NEEDED = ("art_backend", "fastapi", "uvicorn", "torch", "transformers", "peft")
+
+
+class ServiceProcess:
+    """One ``python -m art_backend serve`` on a free loopback port.
+
+    Args:
+        path: Directory of everything the service stores.
+        arguments: More arguments of ``serve``.
+    """
+
+    def __init__(self, path: Path, arguments: list[str]) -> None:
+        self.path = path
+        self.api_key = f"art-{secrets.token_urlsafe(24)}"
+        self.url: str | None = None
+        self.log_path = path / "logs" / "service.log"
+        self._arguments = arguments
+        self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready_file: Path | None = None
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def start(self) -> None:
+        """Start the child if it does not run. A restarted child gets the port of the one before.
+
+        Raises:
+            MissingExtraError: The packages of the backend are not installed.
+        """
+        with self._lock:
+            if self._process is not None and not self._ended.is_set():
+                return
+            if missing := [name for name in _NEEDED if find_spec(name) is None]:
+                raise MissingExtraError(f"LocalBackend needs {', '.join(missing)}, which", "backend")
+            self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            port = self._port if self._ready_file is None else 0  # a port that could not be bound is not tried again
+            self.url = None
+            self._ready_file = Path(tempfile.mkdtemp(prefix="art-")) / "ready.json"
+            command = [
+                *(sys.executable, "-m", "art_backend", "serve", "--host", "127.0.0.1", "--port", str(port)),
+                *("--path", str(self.path), "--ready-file", str(self._ready_file), *self._arguments),
+            ]
+            started = threading.Event()
+            failure: list[OSError] = []
+            self._ended = threading.Event()
+            threading.Thread(
+                target=self._run, args=(command, self._ended, started, failure), name="art-service", daemon=True
+            ).start()
+            started.wait()
+            if failure:
+                raise failure[0]
+            _running.add(self)
+
+    def read_ready(self) -> str | None:
+        """The service's URL once it listens, else ``None``."""
+        if self.url is not None or self._ready_file is None or not self._ready_file.exists():
+            return self.url
+        self.url = str(json.loads(self._ready_file.read_text())["url"])
+        self._port = urlsplit(self.url).port or 0
+        self._ready_file.unlink()
+        self._ready_file.parent.rmdir()
+        self._ready_file = None
+        return self.url
+
+    def death(self) -> BackendDiedError | None:
+        """What to raise if the child ended without being asked to."""
+        process = self._process
+        if process is None or not self._ended.is_set():
+            return None
+        code = process.returncode
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+        return BackendDiedError(
+            f"The local backend (process {process.pid}) {how}. The end of its log, {self.log_path}:\n{self.log_tail()}",
+            503,
+        )
+
+    def forget(self) -> None:
+        """Make the next ``start`` begin anew, after a death was reported."""
+        with self._lock:
+            if self._ended.is_set():
+                self._process = None
+
+    def log_tail(self) -> str:
+        if not self.log_path.exists():
+            return ""
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - 64 * 1024))
+            return "\n".join(log.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
+
+    def stop(self) -> None:
+        """End the child: politely, then by force."""
+        process = self._process
+        if process is None:
+            return
+        self._process = None
+        _running.discard(self)
+        if not self._ended.is_set():
+            process.terminate()
+            if not self._ended.wait(_GRACE_S):
+                process.kill()
+                self._ended.wait()
+
+    def _run(
+        self, command: list[str], ended: threading.Event, started: threading.Event, failure: list[OSError]
+    ) -> None:
+        """Start the child and wait for its end.
+
+        The kernel ends a child when the *thread* that started it ends, so that thread lives as long as the child.
+        """
+        try:
+            with self.log_path.open("ab") as log:
+                process = subprocess.Popen(
+                    [sys.executable, "-I", str(_LAUNCHER), str(os.getpid()), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "ART_API_KEY": self.api_key, "PYTHONUNBUFFERED": "1"},
+                    process_group=0,  # Ctrl-C in the terminal is ours to handle, not the service's
+                )
+        except OSError as error:
+            failure.append(error)
+            ended.set()
+            started.set()
+            return
+        self._process = process
+        started.set()
+        process.wait()
+        ended.set()
+
+
+_running: "weakref.WeakSet[ServiceProcess]" = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    for service in list(_running):
+        service.stop()

@@ -1,0 +1,100 @@
+"""From trajectories and metrics to the row of ``history.jsonl``. Pure functions."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from art.metrics import MetricsBuilder, is_builder_managed_metric
+from art.metrics_taxonomy import TrajectoryBatchSummary, build_data_metrics_from_summary
+from art.trajectories import Trajectory, TrajectoryGroup
+
+SECTIONS = ("reward", "loss", "offpolicy", "pipeline", "throughput", "costs", "time", "data")
+SPLITS = ("train", "val", "test")
+
+
+def as_groups(items: Iterable[TrajectoryGroup] | Iterable[Trajectory | BaseException]) -> list[TrajectoryGroup]:
+    """Groups as they are; loose trajectories and exceptions as one group.
+
+    Raises:
+        TypeError: The items are mixed, or something else.
+    """
+    found = cast(list[Any], list(items))
+    if all(isinstance(item, TrajectoryGroup) for item in found):
+        return found
+    if all(isinstance(item, (Trajectory, BaseException)) for item in found):
+        return [TrajectoryGroup(cast(list[Trajectory | BaseException], found))]
+    kinds = sorted({type(item).__name__ for item in found})
+    raise TypeError(f"log() takes either groups or trajectories and exceptions, not a mix of {', '.join(kinds)}.")
+
+
+def average_groups(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+    """Means over trajectories and over groups, without the metrics that are summed."""
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    failures = sum(len(group.exceptions) for group in groups)
+    row: dict[str, float] = {}
+    if trajectories:
+        row["reward"] = _mean([trajectory.reward for trajectory in trajectories])
+    if total := len(trajectories) + failures:
+        row["exception_rate"] = failures / total
+    row |= _means(trajectory.metrics for trajectory in trajectories)
+    group_means = _means(group.metrics for group in groups if group.trajectories)
+    row |= {f"group_{name}": value for name, value in group_means.items()}
+    spreads = [_std([t.reward for t in group.trajectories]) for group in groups if len(group.trajectories) > 1]
+    row["reward_std_dev"] = _mean(spreads) if spreads else 0.0
+    return row
+
+
+def sum_managed(builder: MetricsBuilder, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Hand the metrics that are summed to ``builder``; return the others.
+
+    Raises:
+        ValueError: A key of the abandoned form ``costs_…``.
+    """
+    others: dict[str, float] = {}
+    for key, value in metrics.items():
+        if key.startswith("costs_"):
+            raise ValueError(f"Write the metric {key!r} as 'costs/{key.removeprefix('costs_')}'.")
+        if is_builder_managed_metric(key):
+            builder.add_metric(key, value)
+        else:
+            others[key] = value
+    return others
+
+
+def default_data_metrics(summary: TrajectoryBatchSummary, split: str, given: Mapping[str, float]) -> dict[str, float]:
+    """The counts of what is logged, for the usual splits, where they are not given."""
+    if split not in SPLITS:
+        return {}
+    counts = build_data_metrics_from_summary(summary, include_trainable_groups=split == "train")
+    return {key: value for key, value in counts.items() if key not in given}
+
+
+def prefix(metrics: Mapping[str, float], split: str) -> dict[str, float]:
+    """Full names: a key that begins with a section or a split stays, any other gets the split in front."""
+    known = {*SECTIONS, *SPLITS} if split in SPLITS else set[str]()
+    return {
+        key if "/" in key and key.split("/")[0] in known else f"{split}/{key}": value for key, value in metrics.items()
+    }
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """As floats, without NaN and infinities."""
+    return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
+
+
+def _means(samples: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, value in sample.items():
+            if not is_builder_managed_metric(name):
+                values.setdefault(name, []).append(value)
+    return {name: _mean(found) for name, found in values.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _std(values: Sequence[float]) -> float:
+    mean = _mean(values)
+    return math.sqrt(_mean([(value - mean) ** 2 for value in values]))

@@ -1,0 +1,425 @@
+"""The models that an agent talks to, and the one that is trained."""
+
+import asyncio
+import json
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from contextvars import Token
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr
+from typing_extensions import TypeVar
+
+from art import log_rows
+from art.backend import Backend, MetricSink, RolloutSource
+from art.metrics import MetricsBuilder
+from art.metrics_taxonomy import average_metric_samples, summarize_trajectory_groups
+from art.state import append_line, deep_merge, locked, read_json, write_json
+from art.trajectories import Trajectory, TrajectoryGroup
+from art.types import TrainConfig, TrainSFTConfig
+from art.utils.output_dirs import get_output_dir_from_model_properties, get_trajectories_split_dir
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+    from art import dev
+    from art.costs import CostCalculator
+
+ModelConfig = TypeVar("ModelConfig", bound=BaseModel | None, default=Any)
+StateType = TypeVar("StateType", bound=Mapping[str, Any], default=dict[str, Any])
+
+_STATE_KEY = "_metrics_builder_state"
+
+
+class Model(BaseModel, Generic[ModelConfig, StateType]):
+    """A model under a name, within a project.
+
+    This class is for models that are only used, such as a prompted baseline: give ``inference_base_url``,
+    ``inference_api_key`` and ``inference_model_name``. A model that learns is a ``TrainableModel``.
+    """
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    name: str
+    project: str
+    entity: str | None = None
+    id: str | None = None
+    run_id: str | None = None
+    config: ModelConfig = cast(ModelConfig, None)
+    """Free for the caller, stored with the model."""
+    trainable: bool = False
+    inference_api_key: str | None = None
+    inference_base_url: str | None = None
+    inference_model_name: str | None = None
+    base_path: str = ".art"
+    """Where everything that is logged lies: ``{base_path}/{project}/models/{name}``."""
+    report_metrics: list[str] | None = None
+    """Loggers beside ``history.jsonl``, such as ``["wandb"]``; ``None``: those whose keys are set; ``[]``: none."""
+
+    _backend: Backend | None = PrivateAttr(default=None)
+    _client: "tuple[tuple[Any, ...], AsyncOpenAI] | None" = PrivateAttr(default=None)
+    _builder: MetricsBuilder | None = PrivateAttr(default=None)
+    _created: float = PrivateAttr(default=0.0)
+    _last_train_log: float = PrivateAttr(default=0.0)
+    _last_train_step: int | None = PrivateAttr(default=None)
+
+    def __init__(self, **data: Any) -> None:
+        super().__init__(**data)
+        self._created = time.time()
+        self._last_train_log = time.monotonic()
+
+    # Serving
+
+    def backend(self) -> Backend:
+        """The registered backend.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if self._backend is None:
+            raise ValueError(f"Model {self.name!r} is not registered: `await model.register(backend)` first.")
+        return self._backend
+
+    async def register(self, backend: Backend) -> None:
+        """Make the model known to a backend. Doing it again is harmless.
+
+        Raises:
+            ValueError: ``config`` is not JSON-serialisable.
+        """
+        if self.config is not None:
+            try:
+                json.dumps(self.config.model_dump(mode="json"))
+            except Exception as error:
+                raise ValueError(f"The config of model {self.name!r} is not JSON-serialisable: {error}") from error
+        self._backend = backend
+        await backend.register(self)
+
+    def openai_client(self) -> "AsyncOpenAI":
+        """A client of the model's endpoint.
+
+        Raises:
+            ValueError: The endpoint is not known.
+        """
+        if self.inference_api_key is None or self.inference_base_url is None:
+            if self.trainable:
+                raise ValueError(f"The endpoint of {self.name!r} is not known: `await model.register(backend)` first.")
+            raise ValueError(f"Give model {self.name!r} an inference_api_key and an inference_base_url.")
+        # A client's connections belong to the event loop that opened them.
+        key = (self.inference_base_url, self.inference_api_key, _running_loop())
+        if self._client is None or self._client[0] != key:
+            from art.openai_http import make_client
+
+            self._client = (key, make_client(self.inference_base_url, self.inference_api_key))
+        return self._client[1]
+
+    def get_inference_name(self, step: int | None = None) -> str:
+        """The name that requests use for the model, or for its version ``step``."""
+        if self._backend is not None and callable(ask := getattr(self._backend, "_model_inference_name", None)):
+            return cast(str, ask(self, step=step))
+        base = self.inference_model_name or self.name
+        return base if step is None else f"{base}@{step}"
+
+    def litellm_completion_params(self, step: int | None = None) -> dict[str, Any]:
+        """Arguments for ``litellm.acompletion``."""
+        name = self.get_inference_name(step)
+        return {
+            "model": f"hosted_vllm/{name}" if self.trainable else name,
+            "base_url": self.inference_base_url,
+            "api_key": self.inference_api_key,
+            "temperature": 1,
+        }
+
+    async def get_step(self) -> int:
+        """The latest policy version; 0 for a model that is not trained."""
+        return await self.backend()._get_step(cast(Any, self)) if self.trainable else 0  # pyright: ignore[reportPrivateUsage]
+
+    def safe_model_dump(self) -> dict[str, Any]:
+        """``model_dump`` without the config, which may hold anything."""
+        return {**self.model_dump(exclude={"config"}), "config": None}
+
+    # State
+
+    def overwrite_state(self, state: StateType) -> None:
+        """Replace ``state.json``."""
+        path = self._path("state.json")
+        with locked(path):
+            write_json(path, state)
+
+    def read_state(self) -> StateType | None:
+        """What ``state.json`` holds; ``None`` if there is none."""
+        return cast(StateType | None, read_json(self._path("state.json")))
+
+    def merge_state(self, state: StateType) -> StateType:
+        """Merge into ``state.json``, nested dicts too, and return the result."""
+        path = self._path("state.json")
+        with locked(path):
+            merged = deep_merge(read_json(path) or {}, state)
+            write_json(path, merged)
+        return cast(StateType, merged)
+
+    def write_state(self, state: StateType) -> None:
+        """Deprecated: ``overwrite_state`` or ``merge_state``."""
+        warnings.warn(
+            "write_state is deprecated: write overwrite_state or merge_state.", DeprecationWarning, stacklevel=2
+        )
+        self.overwrite_state(state)
+
+    # Metrics
+
+    def metrics_builder(self, cost_context: str | None = None) -> MetricsBuilder:
+        """The builder of a context; ``None``: of ``"train"``. Totals go on from ``state.json``."""
+        if self._builder is None:
+            self._builder = MetricsBuilder("train")
+            if (stored := (self.read_state() or cast(StateType, {})).get(_STATE_KEY)) is not None:
+                self._builder.load_state_dict(stored)
+        return self._builder if cost_context is None else self._builder.for_cost_context(cost_context)
+
+    def activate_metrics_context(self, cost_context: str) -> "Token[MetricsBuilder | None]":
+        """Book costs in ``cost_context`` from now on. Undo with ``token.var.reset(token)``."""
+        return self.metrics_builder(cost_context).activate()
+
+    async def log(
+        self,
+        trajectories: Iterable[TrajectoryGroup] | Iterable[Trajectory | BaseException] | None = None,
+        split: str = "val",
+        *,
+        metrics: Mapping[str, float] | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Write trajectories to ``trajectories/{split}/{step}.parquet`` and one row of metrics to ``history.jsonl``.
+
+        Args:
+            trajectories: Groups, or loose trajectories and exceptions.
+            split: What they are for: ``"train"``, ``"val"``, ``"test"`` or a name of your own.
+            metrics: Further metrics of the row; they win over averages of the same name.
+            step: The policy version; ``None`` asks the backend.
+
+        Raises:
+            TypeError: Groups and trajectories are mixed.
+            OSError: The files could not be written; none is half written.
+        """
+        if trajectories is None and metrics is None:
+            return
+        groups = None if trajectories is None else log_rows.as_groups(trajectories)
+        given = dict(metrics or {})
+        if step is None:
+            step = await self.get_step() if self.trainable else 0
+        row = await self._build_row(groups, split, given, step)
+        if row or groups is not None:
+            self._log_metrics(row, split, step)
+        await self._send_to_backend(row, split, step)
+
+    async def _build_row(
+        self, groups: list[TrajectoryGroup] | None, split: str, given: dict[str, float], step: int
+    ) -> dict[str, float]:
+        context = "eval" if split in ("val", "test") else split
+        builder = self.metrics_builder(context)
+        given = {**self._automatic_metrics(split, step, given), **given}
+        row: dict[str, float] = {}
+        if groups is not None:
+            summary = summarize_trajectory_groups(groups)
+            given = {**log_rows.default_data_metrics(summary, split, given), **given}
+            if split in log_rows.SPLITS and summary.scenario_ids:
+                builder.add_data(scenario_ids=summary.scenario_ids)
+            self._write_trajectories(groups, split, step)
+            for group in groups:
+                log_rows.sum_managed(builder, group.metrics)
+                for trajectory in group.trajectories:
+                    log_rows.sum_managed(builder, trajectory.metrics)
+            row = log_rows.average_groups(groups)
+        row |= log_rows.sum_managed(builder, given)
+        row |= await builder.flush()
+        self.merge_state(cast(StateType, {_STATE_KEY: builder.state_dict()}))
+        return row
+
+    def _automatic_metrics(self, split: str, step: int, given: Mapping[str, float]) -> dict[str, float]:
+        """Wall time since the last training step was logged, and what the devices cost in it."""
+        supports = getattr(self._backend, "supports_automatic_train_step_metrics", None)
+        if split != "train" or not callable(supports) or not supports() or step == self._last_train_step:
+            return {}
+        now = time.monotonic()
+        wall_s = now - self._last_train_log
+        self._last_train_log, self._last_train_step = now, step
+        found = {"time/step_wall_s": wall_s}
+        rate = getattr(self._backend, "automatic_gpu_cost_per_hour_usd", None)
+        if callable(rate) and (hourly := rate(self)) is not None:
+            found["costs/gpu"] = wall_s * float(cast(Any, hourly)) / 3600
+        return {key: value for key, value in found.items() if key not in given}
+
+    def _write_trajectories(self, groups: list[TrajectoryGroup], split: str, step: int) -> None:
+        from art.utils.trajectory_logging import write_trajectory_groups_parquet
+
+        directory = get_trajectories_split_dir(str(self._path()), split)
+        write_trajectory_groups_parquet(groups, Path(directory) / f"{step:04d}.parquet")
+
+    def _log_metrics(self, metrics: Mapping[str, float], split: str, step: int) -> None:
+        row = log_rows.prefix(metrics, split)
+        stamps = {"training_step": float(step), "time/wall_clock_sec": max(0.0, time.time() - self._created)}
+        record = {**log_rows.finite(row), **stamps, "step": step, "recorded_at": datetime.now().isoformat()}
+        append_line(self._path("history.jsonl"), json.dumps(record))
+
+    async def _send_to_backend(self, row: Mapping[str, float], split: str, step: int) -> None:
+        if row and isinstance(self._backend, MetricSink):
+            full = log_rows.finite(log_rows.prefix(row, split))
+            await self._backend.record_metrics(self, full, split=split, step=step)
+
+    def _path(self, *parts: str) -> Path:
+        return Path(get_output_dir_from_model_properties(self.project, self.name, self.base_path), *parts)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One run of an agent, captured under a key of its own."""
+
+    id: str
+    base_url: str
+    api_key: str
+    """Opens this rollout's endpoint and nothing else."""
+    _client: "AsyncOpenAI"
+
+    def openai_client(self) -> "AsyncOpenAI":
+        """A client of this rollout's endpoint. Any other client works as well, in any language."""
+        return self._client
+
+    def trajectory(self, reward: float = 0.0, **fields: Any) -> Trajectory:
+        """The scored run; training takes all that was sampled in it.
+
+        Args:
+            fields: Further fields of ``Trajectory``.
+        """
+        return Trajectory(reward=reward, rollout_id=self.id, **fields)
+
+
+class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateType]):
+    """A model that learns."""
+
+    base_model: str
+    """A local path, a hub id, or another name that the backend can resolve."""
+    trainable: Literal[True] = True  # type: ignore[assignment]
+
+    _internal_config: "dev.InternalModelConfig | None" = PrivateAttr(default=None)
+    _cost_calculator: "CostCalculator | None" = PrivateAttr(default=None)
+
+    def __init__(self, *, _internal_config: "dev.InternalModelConfig | None" = None, **data: Any) -> None:
+        super().__init__(**data)
+        self._internal_config = _internal_config
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        """The fields, and ``_internal_config``."""
+        return {**super().model_dump(**options), "_internal_config": self._internal_config}
+
+    async def register(self, backend: Backend, _openai_client_config: "dev.OpenAIServerConfig | None" = None) -> None:
+        """Make the model known to a backend, which loads and serves it. Doing it again is harmless."""
+        await super().register(backend)
+        base_url, api_key = await backend._prepare_backend_for_training(self, _openai_client_config)  # pyright: ignore[reportPrivateUsage]
+        self.inference_base_url = base_url
+        self.inference_api_key = api_key
+        ask = getattr(backend, "_model_inference_name", None)
+        served = ask(self) if callable(ask) else None
+        self.inference_model_name = served if isinstance(served, str) else self.name
+
+    @asynccontextmanager
+    async def rollout(self, step: int | None = None) -> AsyncIterator[Rollout]:
+        """One run of the agent under a key of its own, for agents in other processes or languages.
+
+            async with model.rollout() as r:
+                env = {"OPENAI_BASE_URL": r.base_url, "OPENAI_API_KEY": r.api_key}
+                reward = await run_my_agent(env)
+                trajectory = r.trajectory(reward)
+
+        Args:
+            step: Pin it to this policy version; ``None`` follows the latest.
+        """
+        backend = self.backend()
+        if not isinstance(backend, RolloutSource):
+            raise TypeError(f"{type(backend).__name__} has no rollouts; use LocalBackend or RemoteBackend.")
+        rollout_id, base_url, api_key = await backend.create_rollout(self, step)
+        yield Rollout(
+            rollout_id, base_url, api_key, self.openai_client().with_options(base_url=base_url, api_key=api_key)
+        )
+
+    async def train(
+        self,
+        groups: Iterable[TrajectoryGroup],
+        config: TrainConfig = TrainConfig(),  # noqa: B008
+        _config: "dev.TrainConfig | None" = None,
+        verbose: bool = False,
+    ) -> None:
+        """Deprecated: ``await backend.train(model, groups, learning_rate=…)``, then ``await model.log(…)``."""
+        warnings.warn(
+            "model.train is deprecated: write `result = await backend.train(model, groups, learning_rate=…)` and "
+            "`await model.log(groups, split='train', metrics=result.metrics, step=result.step)`.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        batch = list(groups)
+        started = time.time()
+        stream = self.backend()._train_model(self, batch, config, _config or {}, verbose)  # pyright: ignore[reportPrivateUsage]
+        metrics = average_metric_samples([sample async for sample in stream])
+        metrics.setdefault("time/step_trainer_s", time.time() - started)
+        step = await self.get_step()
+        await self.log(batch, split="train", metrics=metrics, step=step)
+
+    async def train_sft(
+        self,
+        trajectories: Iterable[Trajectory],
+        config: TrainSFTConfig | None = None,
+        _config: "dev.TrainSFTConfig | None" = None,
+        verbose: bool = False,
+    ) -> None:
+        """Fine-tune on given conversations, and log one row."""
+        started = time.time()
+        stream = self.backend()._train_sft(self, trajectories, config or TrainSFTConfig(), _config or {}, verbose)  # pyright: ignore[reportPrivateUsage]
+        samples = [sample async for sample in stream]
+        if not samples:
+            return
+        metrics = average_metric_samples(samples)
+        metrics["time/step_trainer_s"] = time.time() - started
+        await self.log(split="train", metrics=metrics, step=await self.get_step())
+
+    async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> None:
+        """Delete all checkpoints but the latest and the one with the highest mean of a metric in ``history.jsonl``."""
+        latest = await self.get_step()
+        best = self._best_step(best_checkpoint_metric)
+        if best is None:
+            print(
+                f"{self.name}: no {best_checkpoint_metric!r} was logged, so only the latest checkpoint is kept",
+                file=sys.stderr,
+            )
+        keep = [latest] if best is None or best == latest else [best, latest]
+        await self.backend()._delete_checkpoint_files(self, keep)  # pyright: ignore[reportPrivateUsage]
+
+    @property
+    def cost_calculator(self) -> "CostCalculator":
+        """Turns token counts into costs by their logged names; by default into none."""
+        return self._cost_calculator or (lambda prompt_tokens, completion_tokens, cost_context: {})
+
+    def set_cost_calculator(self, calculator: "CostCalculator | None") -> None:
+        self._cost_calculator = calculator
+
+    def _best_step(self, metric: str) -> int | None:
+        path = self._path("history.jsonl")
+        if not path.exists():
+            return None
+        values: dict[int, list[float]] = {}
+        with path.open(encoding="utf-8") as rows:
+            for line in rows:
+                row = cast(dict[str, Any], json.loads(line))
+                if isinstance(value := row.get(metric), (int, float)):
+                    values.setdefault(int(row["step"]), []).append(float(value))
+        means = {step: sum(found) / len(found) for step, found in sorted(values.items())}
+        return max(means, key=means.__getitem__) if means else None
+
+
+def _running_loop() -> "weakref.ref[asyncio.AbstractEventLoop] | None":
+    try:
+        return weakref.ref(asyncio.get_running_loop())
+    except RuntimeError:
+        return None

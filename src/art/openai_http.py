@@ -1,0 +1,39 @@
+"""The ``AsyncOpenAI`` clients that models hand out."""
+
+import functools
+import ssl
+import sys
+from typing import Any
+
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient, Timeout
+
+from art.control import is_loopback
+
+TIMEOUT_S = 1200.0
+CONNECT_S = 5.0
+CONNECTIONS = 100_000
+
+
+def make_client(base_url: str, api_key: str) -> AsyncOpenAI:
+    """A client that waits long for answers and bears very many calls at once."""
+    timeout = Timeout(TIMEOUT_S, connect=CONNECT_S)
+    http = DefaultAsyncHttpxClient(
+        timeout=timeout,
+        limits=_limits(),
+        # A proxy setting is not meant for a backend on this machine, which needs no certificates either.
+        **({"trust_env": False, "verify": _no_tls()} if is_loopback(base_url) else {}),
+    )
+    return AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=timeout, http_client=http)
+
+
+def _limits() -> Any:
+    """Limits of the HTTP package that the installed ``openai`` is built on: httpx or httpx2."""
+    http_client = next(kind for kind in DefaultAsyncHttpxClient.__mro__ if kind.__name__ == "AsyncClient")
+    package = sys.modules[http_client.__module__.partition(".")[0]]
+    return package.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
+
+
+@functools.cache
+def _no_tls() -> ssl.SSLContext:
+    """A context without certificates: reading them takes longer than everything else in making a client."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

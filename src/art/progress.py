@@ -1,0 +1,83 @@
+"""What a training step shows while it runs."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+from art.wire import JobEvent, TrainProgress
+
+Show = Callable[[JobEvent], None]
+
+_LABELS = {
+    "holding": "waiting for model calls to finish",
+    "preparing": "preparing rows",
+    "training": "training",
+    "saving": "saving the checkpoint",
+    "publishing": "publishing the new version",
+    "resuming": "resuming model calls",
+}
+
+
+@contextlib.contextmanager
+def show_training(name: str, *, verbose: bool) -> Iterator[Show]:
+    """Show a job's events: a bar on a terminal, lines with ``verbose`` elsewhere, nothing otherwise.
+
+    Args:
+        name: What is trained, such as ``model@4``.
+    """
+    if sys.stderr is not None and sys.stderr.isatty():
+        with _bar(name) as show:
+            yield show
+    elif verbose:
+        yield _Lines(name)
+    else:
+        yield _print_warning
+
+
+@contextlib.contextmanager
+def _bar(name: str) -> Iterator[Show]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    columns = (
+        TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+        BarColumn(bar_width=20),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as progress:
+        task = progress.add_task(f"{name} queued", total=None)
+
+        def show(event: JobEvent) -> None:
+            if event.type == "progress":
+                step = TrainProgress.model_validate(event.data)
+                unit = f" {step.done:,}/{step.total:,} tokens" if step.phase == "training" and step.total else ""
+                text = step.message or _LABELS[step.phase] + unit
+                progress.update(task, description=f"{name} {text}", completed=step.done, total=step.total or None)
+            elif event.type == "warning":
+                progress.console.print(f"warning: {event.data['message']}", markup=False, style="yellow")
+
+        yield show
+
+
+class _Lines:
+    """One line per phase."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._phase = ""
+
+    def __call__(self, event: JobEvent) -> None:
+        if event.type == "progress":
+            step = TrainProgress.model_validate(event.data)
+            if step.phase != self._phase:
+                self._phase = step.phase
+                print(f"{self._name}: {step.message or _LABELS[step.phase]}", file=sys.stderr, flush=True)
+        else:
+            _print_warning(event)
+
+
+def _print_warning(event: JobEvent) -> None:
+    if event.type == "warning":
+        print(f"warning: {event.data['message']}", file=sys.stderr, flush=True)

@@ -1,0 +1,95 @@
+"""From trajectories to what a train request says about them: rewards, and references to captured tokens.
+
+Each choice that was sampled through the gateway carries ``art: {turn, rollout, policy_version}``. The reference is what
+travels; the tokens stay where they were captured.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from openai.types.chat.chat_completion import Choice
+from pydantic import BaseModel
+
+from art.errors import NoTrainingDataError
+from art.metrics_taxonomy import scenario_id_of
+from art.trajectories import Trajectory, TrajectoryGroup
+from art.types import MessagesAndChoices
+from art.wire import TrainGroup, TrainTrajectory
+
+
+def build_train_groups(groups: Sequence[TrajectoryGroup]) -> tuple[list[TrainGroup], list[str]]:
+    """Resolve every trajectory to references.
+
+    Returns:
+        The groups, and one sentence per trajectory that was left out because no model was called in it.
+
+    Raises:
+        NoTrainingDataError: A reward is not finite, or sampled tokens of a trajectory cannot be found; the message names
+            the group, the trajectory, the message and the reason. Nothing was sent.
+    """
+    built: list[TrainGroup] = []
+    left_out: list[str] = []
+    for g, group in enumerate(groups):
+        members: list[TrainTrajectory] = []
+        for t, trajectory in enumerate(group.trajectories):
+            where = f"group {g}, trajectory {t}"
+            if not math.isfinite(trajectory.reward):
+                raise NoTrainingDataError(
+                    f"The reward of {where} is {trajectory.reward}; it must be a finite number. Nothing was sent."
+                )
+            member = _reference(trajectory, where)
+            if member is None:
+                left_out.append(
+                    f"{where}: no model was called in it, so there is nothing to learn from; it was left out"
+                )
+            else:
+                members.append(member)
+        built.append(TrainGroup(trajectories=members, scenario=scenario_id_of(group)))
+    return built, left_out
+
+
+def turn_of(item: Any) -> str | None:
+    """The captured turn that a sampled choice refers to, if it refers to one. Also of a choice that became a dict."""
+    extra: Any = None
+    if isinstance(item, BaseModel):
+        extra = (item.model_extra or {}).get("art")
+    elif isinstance(item, Mapping):
+        extra = cast(Mapping[str, Any], item).get("art")
+    if isinstance(extra, Mapping):
+        turn = cast(Mapping[str, Any], extra).get("turn")
+        return turn if isinstance(turn, str) else None
+    return None
+
+
+def _reference(trajectory: Trajectory, where: str) -> TrainTrajectory | None:
+    metrics = {name: float(value) for name, value in trajectory.metrics.items() if math.isfinite(value)}
+    if trajectory.rollout_id is not None:
+        return TrainTrajectory(reward=trajectory.reward, rollout=trajectory.rollout_id, metrics=metrics)
+    conversations = [
+        trajectory.messages_and_choices,
+        *(h.messages_and_choices for h in trajectory.additional_histories),
+    ]
+    turns = list(dict.fromkeys(turn for items in conversations for item in items if (turn := turn_of(item))))
+    if turns:
+        return TrainTrajectory(reward=trajectory.reward, turns=turns, metrics=metrics)
+    if reasons := list(_reasons(conversations)):
+        raise NoTrainingDataError(
+            f"No suitable data in {where}: " + "; ".join(reasons[:5]) + ". Append the sampled choice itself, "
+            "`messages_and_choices.append(completion.choices[0])`, of a call through model.openai_client(), or capture the run "
+            "with `async with model.rollout()`. Nothing was sent."
+        )
+    return None
+
+
+def _reasons(conversations: Iterable[MessagesAndChoices]) -> Iterable[str]:
+    """Why each assistant turn cannot be trained."""
+    for h, items in enumerate(conversations):
+        history = f" of additional history {h - 1}" if h else ""
+        for i, item in enumerate(items):
+            if isinstance(item, Choice):
+                yield f"turn {i}{history} was sampled from another endpoint, whose tokens were not captured"
+            elif isinstance(item, BaseModel):
+                yield f"turn {i}{history} is a {type(item).__name__}, not the sampled Choice that holds it"
+            elif item.get("role") == "assistant":
+                yield f"turn {i}{history} is a plain dict instead of the sampled Choice"

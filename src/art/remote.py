@@ -1,0 +1,312 @@
+"""A backend that runs somewhere else. ``LocalBackend`` is one whose service this process started itself."""
+
+import contextlib
+import os
+import sys
+import time
+import uuid
+import warnings
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+
+from art.backend import AnyModel, AnyTrainableModel, MetricSink, RolloutSource
+from art.control import ControlClient, path_of
+from art.dev.openai_server import OpenAIServerConfig
+from art.dev.train import TrainConfig as TrainOptionKeywords
+from art.dev.train import TrainSFTConfig as SFTOptionKeywords
+from art.errors import BackendError, BadRequestError, JobInterruptedError, from_api_error
+from art.failures import remember_service
+from art.metrics_taxonomy import (
+    TRAIN_GRADIENT_STEPS_KEY,
+    average_metric_samples,
+    build_training_summary_metrics,
+    summarize_trajectory_groups,
+)
+from art.model_spec import build_registration
+from art.progress import show_training
+from art.references import build_train_groups
+from art.train_options import build_options, check_names
+from art.trajectories import Trajectory, TrajectoryGroup
+from art.types import LocalTrainResult, TrainConfig, TrainSFTConfig
+from art.wire import (
+    API_PREFIX,
+    Checkpoint,
+    CheckpointList,
+    CreateRollout,
+    Health,
+    Job,
+    JobState,
+    MetricHistory,
+    MetricRow,
+    ModelInfo,
+    PruneCheckpoints,
+    RolloutInfo,
+    RolloutRows,
+    TrainRequest,
+)
+from art.wire import TrainResult as WireTrainResult
+
+if TYPE_CHECKING:
+    from art.model import Model
+
+REGISTER_TIMEOUT_S = 3600.0
+"""Registering loads the base model, which for a big one takes long; a dead backend is noticed at once all the same."""
+RESUBMISSIONS = 2
+
+
+class RemoteBackend(MetricSink, RolloutSource):
+    """A backend behind a URL.
+
+    Args:
+        url: Where ``art serve`` listens, possibly behind a proxy with a path prefix.
+        api_key: Its key; ``None`` takes ``ART_API_KEY`` from the environment.
+        gpu_cost_per_hour_usd: What the backend's machine costs, all devices together; logged as ``costs/gpu``.
+        reconnect_s: How long the backend may be away in the middle of things, for instance to be restarted.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        *,
+        gpu_cost_per_hour_usd: float | None = None,
+        reconnect_s: float = 600.0,
+    ) -> None:
+        key = os.environ.get("ART_API_KEY", "") if api_key is None else api_key
+        self._client: ControlClient | None = ControlClient(url, key, reconnect_s=reconnect_s)
+        self._gpu_cost_per_hour_usd = gpu_cost_per_hour_usd
+        self._steps: dict[tuple[str, str], int] = {}
+        self._results: dict[tuple[str, str], WireTrainResult] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Nothing stays open between calls; the service goes on running."""
+
+    # Models
+
+    async def register(self, model: AnyModel) -> None:
+        """Make the model known to the service. Registering again is harmless.
+
+        Raises:
+            ConflictError: The name is taken by a model with another base model or adapter shape.
+        """
+        from art.model import TrainableModel
+
+        if isinstance(model, TrainableModel):
+            await self._register(cast(AnyTrainableModel, model))
+
+    async def get_model(self, project: str, name: str) -> ModelInfo:
+        """What the service knows about a model."""
+        return await (await self._control()).get(path_of(project, name), ModelInfo)
+
+    async def get_health(self) -> Health:
+        return await (await self._control()).get(f"{API_PREFIX}/health", Health)
+
+    def supports_automatic_train_step_metrics(self) -> bool:
+        return True
+
+    def automatic_gpu_cost_per_hour_usd(self, model: AnyModel) -> float | None:
+        return self._gpu_cost_per_hour_usd
+
+    def _model_inference_name(self, model: AnyModel, step: int | None = None) -> str:
+        return f"{model.name}@{self._steps.get((model.project, model.name), 0) if step is None else step}"
+
+    async def _prepare_backend_for_training(
+        self, model: AnyTrainableModel, config: OpenAIServerConfig | None = None
+    ) -> tuple[str, str]:
+        if config:
+            warnings.warn("The OpenAI server's configuration has no effect: the service has its own.", stacklevel=3)
+        info = await self._register(model)
+        url = (await self._control()).url
+        remember_service(url)
+        return f"{url}/v1", info.inference_api_key
+
+    async def _register(self, model: AnyTrainableModel) -> ModelInfo:
+        control = await self._control()
+        info = await control.post(
+            f"{API_PREFIX}/models", build_registration(model), ModelInfo, timeout_s=REGISTER_TIMEOUT_S
+        )
+        self._steps[model.project, model.name] = info.step
+        return info
+
+    async def _get_step(self, model: AnyTrainableModel) -> int:
+        step = (await self.get_model(model.project, model.name)).step
+        self._steps[model.project, model.name] = step
+        return step
+
+    # Rollouts
+
+    async def create_rollout(self, model: AnyTrainableModel, step: int | None) -> tuple[str, str, str]:
+        control = await self._control()
+        wanted = CreateRollout(project=model.project, model=model.name, step=step)
+        info = await control.post(f"{API_PREFIX}/rollouts", wanted, RolloutInfo)
+        return info.id, control.url + info.base_path, info.api_key
+
+    async def get_rollout(self, rollout_id: str) -> RolloutInfo:
+        return await (await self._control()).get(f"{API_PREFIX}/rollouts/{rollout_id}", RolloutInfo)
+
+    async def get_rollout_rows(self, rollout_id: str) -> RolloutRows:
+        """The captured tokens of a rollout, as training sees them."""
+        return await (await self._control()).get(f"{API_PREFIX}/rollouts/{rollout_id}/trajectory", RolloutRows)
+
+    # Training
+
+    async def train(
+        self,
+        model: AnyTrainableModel,
+        groups: Iterable[TrajectoryGroup],
+        *,
+        learning_rate: float = 5e-6,
+        verbose: bool = False,
+        **options: Unpack[TrainOptionKeywords],
+    ) -> LocalTrainResult:
+        """Take one training step and serve its result. It logs nothing: pass the result's metrics to ``model.log``.
+
+        Args:
+            groups: Scored trajectories, grouped by scenario.
+            options: See ``art.dev.TrainConfig``; those set to ``None`` take their defaults.
+
+        Raises:
+            TypeError: An unknown option.
+            NoTrainingDataError: A trajectory cannot be trained; nothing was sent.
+            EngineFailedError, TrainerFailedError: With the tail of the process's log; the served version is as before.
+            JobInterruptedError: The backend stopped in mid-step, repeatedly; nothing of the step was kept.
+        """
+        check_names(options)
+        batch = list(groups)
+        key = (model.project, model.name)
+        self._results.pop(key, None)
+        config = TrainConfig(learning_rate=learning_rate, kl_penalty_coef=options.pop("kl_penalty_coef", None) or 0.0)
+        dev_config = cast(
+            TrainOptionKeywords, {k: v for k, v in options.items() if v is not None or k == "importance_cap"}
+        )
+        started = time.monotonic()
+        samples = [sample async for sample in self._train_model(model, batch, config, dev_config, verbose)]
+        metrics = average_metric_samples(samples)
+        metrics.setdefault("time/step_trainer_s", time.monotonic() - started)
+        for name, value in build_training_summary_metrics(
+            summarize_trajectory_groups(batch), include_trainable_groups=True
+        ).items():
+            metrics.setdefault(name, value)
+        step = await self._get_step(model)
+        kept = options.get("save_checkpoint", True)
+        return LocalTrainResult(step, metrics, self._checkpoint_path(model, step) if kept else None)
+
+    def _checkpoint_path(self, model: AnyTrainableModel, step: int) -> str | None:
+        result = self._results.get((model.project, model.name))
+        return result.checkpoint if result is not None else None
+
+    async def _train_model(
+        self,
+        model: AnyTrainableModel,
+        groups: list[TrajectoryGroup],
+        config: TrainConfig,
+        dev_config: TrainOptionKeywords,
+        verbose: bool = False,
+    ) -> AsyncIterator[dict[str, float]]:
+        keywords: dict[str, Any] = {"kl_penalty_coef": config.kl_penalty_coef, **dev_config}
+        options = build_options(config.learning_rate, keywords)
+        train_groups, left_out = build_train_groups(groups)
+        for sentence in left_out:
+            _tell(f"warning: {sentence}")
+        request = TrainRequest(
+            project=model.project,
+            model=model.name,
+            groups=train_groups,
+            options=options,
+            idempotency_key=uuid.uuid4().hex,
+        )
+        result = await self._run_job(request, verbose)
+        self._steps[model.project, model.name] = result.step
+        self._results[model.project, model.name] = result
+        model.inference_model_name = self._model_inference_name(model)
+        for warning in result.warnings:
+            _tell(f"warning: {warning}")
+        metrics = dict(result.metrics)
+        if not result.trained:
+            _tell(
+                f"warning: nothing was trained in step {result.step} of {model.name}: {result.reason or 'no learning signal'}"
+            )
+            for name in ("data/step_num_groups_trainable", "data/step_trainer_tokens", TRAIN_GRADIENT_STEPS_KEY):
+                metrics[name] = 0.0
+        yield metrics
+
+    async def _run_job(self, request: TrainRequest, verbose: bool) -> WireTrainResult:
+        """Submit and follow to the end; a job that a restart interrupted is sent again under the same key."""
+        control = await self._control()
+        seen = 0
+        with show_training(request.model, verbose=verbose) as show:
+            for attempt in range(RESUBMISSIONS + 1):
+                job = await control.post(f"{API_PREFIX}/train", request, Job)
+                async with contextlib.aclosing(control.events(job.id, after=seen)) as events:
+                    async for event in events:
+                        seen = event.seq
+                        show(event)
+                        if event.type == "state":
+                            job = Job.model_validate(event.data)
+                if job.state is JobState.SUCCEEDED:
+                    return WireTrainResult.model_validate(job.result)
+                if job.state is JobState.FAILED:
+                    raise from_api_error(job.error, 500) if job.error else BackendError(f"Job {job.id} failed.")
+                if attempt < RESUBMISSIONS:
+                    _tell(
+                        f"warning: the backend was restarted while it trained {request.model}; sending the step again"
+                    )
+        raise JobInterruptedError(
+            f"The backend stopped {RESUBMISSIONS + 1} times while it trained {request.model}. Nothing of the step was kept; "
+            "look at the backend's log, then call train again.",
+            503,
+        )
+
+    async def _train_sft(
+        self,
+        model: AnyTrainableModel,
+        trajectories: Iterable[Trajectory],
+        config: TrainSFTConfig,
+        dev_config: SFTOptionKeywords,
+        verbose: bool = False,
+    ) -> AsyncIterator[dict[str, float]]:
+        raise BadRequestError("This backend has no supervised fine-tuning.", 501)
+        yield {}  # makes this an asynchronous generator, as the protocol asks
+
+    # Checkpoints and metrics
+
+    async def list_checkpoints(self, model: AnyTrainableModel) -> list[Checkpoint]:
+        path = path_of(model.project, model.name, "checkpoints")
+        return (await (await self._control()).get(path, CheckpointList)).checkpoints
+
+    async def _delete_checkpoint_files(self, model: AnyTrainableModel, steps_to_keep: list[int]) -> None:
+        path = path_of(model.project, model.name, "checkpoints", "prune")
+        await (await self._control()).post(path, PruneCheckpoints(keep=steps_to_keep), CheckpointList)
+
+    async def get_metrics(self, project: str, name: str) -> list[MetricRow]:
+        """The metric history that the service keeps of a model."""
+        return (await (await self._control()).get(path_of(project, name, "metrics"), MetricHistory)).rows
+
+    async def record_metrics(
+        self, model: "Model[Any, Any]", metrics: Mapping[str, float], *, split: str, step: int
+    ) -> None:
+        row = MetricRow(step=step, split=split, metrics=dict(metrics))
+        try:
+            control = await self._control()
+            await control.post(path_of(model.project, model.name, "metrics"), MetricHistory(rows=[row]), MetricHistory)
+        except BackendError as error:
+            _tell(
+                f"warning: the metrics of step {step} are in history.jsonl, but could not be sent to the backend: {error}"
+            )
+
+    async def _control(self) -> ControlClient:
+        """The client of a running service that speaks our protocol."""
+        if self._client is None:
+            raise BackendError("The backend is closed.", 503)
+        await self._client.check_version()
+        return self._client
+
+
+def _tell(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)

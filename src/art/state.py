@@ -1,0 +1,85 @@
+"""Small JSON and JSONL files that several processes may read and write: replaced or appended to as a whole."""
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file; ``None`` if there is no file."""
+    try:
+        return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace a file in one step: readers see the old content or the new, also after a crash or a full disk.
+
+    Raises:
+        TypeError: The value is not JSON-serialisable; the file is as before.
+    """
+    write_bytes(path, json.dumps(value, indent=2).encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file in one step."""
+    with replacing(path) as partial:
+        partial.write_bytes(content)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a path to write to; it takes the place of ``path`` when the block ends without an exception."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
+    os.close(handle)
+    partial = Path(name)
+    try:
+        yield partial
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())
+        partial.chmod(0o644)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line with one write, so that lines of several processes do not mix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = (line + "\n").encode()
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = os.fstat(handle).st_size
+        if os.write(handle, content) != len(content):
+            os.ftruncate(handle, size)  # a full disk: leave no half line
+            raise OSError(f"{path}: the disk is full; the line was not written.")
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock that goes with ``path`` against other processes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def deep_merge(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
+    """A new dict in which nested dicts are merged and everything else is taken from ``update``."""
+    merged = dict(base)
+    for key, value in update.items():
+        old = merged.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            merged[key] = deep_merge(cast(Mapping[str, Any], old), cast(Mapping[str, Any], value))
+        else:
+            merged[key] = value
+    return merged

@@ -1,0 +1,127 @@
+"""The keywords of ``backend.train``: which option of the service each one sets, and which have no meaning here.
+
+Keywords that scripts of other trainers pass are accepted. One that has no effect says so, once, when it is set to
+something else than its default. One that would change the mathematics in a way the service cannot do is an error.
+"""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, get_type_hints
+
+from pydantic import ValidationError
+
+from art.dev.train import TrainConfig
+from art.wire import Algorithm, TrainOptions
+
+_DEAD_DEFAULTS: dict[str, Any] = {
+    "advantage_balance": 0.0,
+    "allow_training_without_logprobs": False,
+    "drop_zero_advantage_trajectories": True,
+    "importance_sampling_level": "token",
+    "kimi_k2_tau": None,
+    "kl_penalty_reference_step": None,
+    "kl_ref_adapter_path": None,
+    "logprob_calculation_chunk_size": 1024,
+    "loss_fn_config": None,
+    "mask_prob_ratio": False,
+    "max_completion_length": 256,
+    "max_negative_advantage_importance_sampling_weight": None,
+    "num_trajectories_learning_rate_multiplier_power": 0.0,
+    "plot_tensors": False,
+    "precalculate_logprobs": False,
+    "save_checkpoint": True,
+    "scale_learning_rate_by_reward_std_dev": False,
+}
+_DIRECT = (
+    "algorithm",
+    "kl_coef",
+    "scale_rewards",
+    "epsilon",
+    "epsilon_high",
+    "importance_cap",
+    "max_grad_norm",
+    "adam_betas",
+    "weight_decay",
+    "overlong",
+    "micro_batch_tokens",
+    "minibatches",
+)
+"""Options that the service knows by the same name."""
+_RENAMED = {
+    "kl_penalty_coef": "kl_coef",
+    "truncated_importance_sampling": "importance_cap",
+    "packed_sequence_length": "micro_batch_tokens",
+    "normalize_advantages": "scale_rewards",
+}
+_LOSS_TYPES = {"grpo": Algorithm.GRPO, "bnpo": Algorithm.DAPO, "dapo": Algorithm.DAPO}
+_LOSS_FNS = {"cispo": None, "ppo": None, "grpo": Algorithm.GRPO, "dapo": Algorithm.DAPO}
+"""Names of losses by other trainers; ``None``: the service's default stands in, a clipped token-level surrogate."""
+
+_warned: set[str] = set()
+
+
+def check_names(options: Mapping[str, Any]) -> None:
+    """Refuse keywords that nobody knows.
+
+    Raises:
+        TypeError: Naming the unknown keywords.
+    """
+    known = {*get_type_hints(TrainConfig), "learning_rate", "verbose"}
+    if unknown := sorted(set(options) - known):
+        raise TypeError(f"train() got unknown options: {', '.join(unknown)}. Known are: {', '.join(sorted(known))}.")
+
+
+def build_options(learning_rate: float, options: Mapping[str, Any]) -> TrainOptions:
+    """Translate keywords into the service's options; ``None`` means the default.
+
+    Raises:
+        TypeError: An unknown keyword.
+        ValueError: A value that the service cannot honour.
+    """
+    check_names(options)
+    wire: dict[str, Any] = {"learning_rate": learning_rate}
+    for name, value in options.items():
+        if value is None and name != "importance_cap":
+            continue
+        if name in _DIRECT:
+            wire[name] = value
+        elif name in _RENAMED:
+            wire.setdefault(_RENAMED[name], value)
+        elif name == "loss_type":
+            wire.setdefault("algorithm", _pick(_LOSS_TYPES, name, value))
+        elif name == "loss_fn":
+            if algorithm := _pick(_LOSS_FNS, name, value):
+                wire.setdefault("algorithm", algorithm)
+        elif name == "adam_params":
+            wire.setdefault("adam_betas", _adam_betas(value))
+        elif name in _DEAD_DEFAULTS and value != _DEAD_DEFAULTS[name]:
+            _warn_dead(name, value)
+    try:
+        return TrainOptions.model_validate(wire)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ValueError(f"train() cannot use these options: {problems}") from error
+
+
+def _pick(table: Mapping[str, Algorithm | None], name: str, value: Any) -> Algorithm | None:
+    if value not in table:
+        raise ValueError(f"{name}={value!r} is not available here; choose one of {', '.join(table)}.")
+    return table[value]
+
+
+def _adam_betas(params: Any) -> tuple[float, float]:
+    values: Mapping[str, Any] = params if isinstance(params, Mapping) else vars(params)
+    default = TrainOptions().adam_betas
+    return float(values.get("beta1", default[0])), float(values.get("beta2", default[1]))
+
+
+def _warn_dead(name: str, value: Any) -> None:
+    if name in _warned:
+        return
+    _warned.add(name)
+    why = (
+        "every version is served from its checkpoint; delete old ones with model.delete_checkpoints()"
+        if name == "save_checkpoint"
+        else "the service does this in its own way"
+    )
+    warnings.warn(f"train({name}={value!r}) has no effect: {why}.", UserWarning, stacklevel=4)

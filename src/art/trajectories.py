@@ -1,0 +1,286 @@
+"""Trajectories: what an agent did and how well, and groups of them that are compared with each other."""
+
+import asyncio
+import copy
+import time
+import traceback as tracebacks
+from collections.abc import AsyncIterator, Awaitable, Generator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any, Self, TypeAlias, cast, overload
+
+from openai.types.chat.chat_completion import Choice
+from pydantic import BaseModel, Field
+
+from art.gather import get_gather_context, record_metrics
+from art.types import Messages, MessagesAndChoices, Tools
+
+MetadataValue: TypeAlias = float | int | str | bool | list[Any] | dict[str, Any] | None
+"""Any JSON value."""
+
+
+class PydanticException(BaseModel):
+    """An exception that can be stored and sent: its type's name, its message and its formatted traceback."""
+
+    type: str
+    message: str
+    traceback: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        return cls(type=str(type(error)), message=str(error), traceback="".join(tracebacks.format_exception(error)))
+
+
+class History(BaseModel):
+    """One conversation with the model."""
+
+    messages_and_choices: MessagesAndChoices
+    tools: Tools | None = None
+
+    def messages(self) -> Messages:
+        """The conversation as plain messages."""
+        return get_messages(self.messages_and_choices)
+
+
+class Trajectory(BaseModel):
+    """One scored run of the agent.
+
+    Its tokens are found either through the sampled ``Choice`` objects in its conversations or through ``rollout_id``.
+    """
+
+    messages_and_choices: MessagesAndChoices = []
+    tools: Tools | None = None
+    additional_histories: list[History] = []
+    """Further conversations of the same run, such as those of sub-agents."""
+    reward: float = 0.0
+    rollout_id: str | None = None
+    """The keyed rollout that captured this run; all that was sampled under its key is trained."""
+    initial_policy_version: int | None = None
+    final_policy_version: int | None = None
+    metrics: dict[str, float | int | bool] = {}
+    metadata: dict[str, MetadataValue] = {}
+    logs: list[str] = []
+    start_time: datetime = Field(default_factory=datetime.now, exclude=True)
+
+    def log(self, message: str) -> None:
+        """Append a line to the trajectory's logs."""
+        self.logs.append(message)
+
+    def finish(self) -> Self:
+        """Set ``metrics["duration"]`` to the seconds since ``start_time``."""
+        self.metrics["duration"] = (datetime.now(self.start_time.tzinfo) - self.start_time).total_seconds()
+        return self
+
+    @asynccontextmanager
+    async def track_duration(self, name: str) -> AsyncIterator[None]:
+        """Add the seconds spent inside to ``metrics[f"{name}_duration"]``, also when the body raises."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            key = f"{name}_duration"
+            self.metrics[key] = self.metrics.get(key, 0.0) + time.monotonic() - started
+
+    def messages(self) -> Messages:
+        """The main conversation as plain messages."""
+        return get_messages(self.messages_and_choices)
+
+    def for_logging(self) -> dict[str, Any]:
+        """A JSON-able summary; each message says whether it is ``trainable``, that is, was sampled."""
+        messages = [
+            {**message, "trainable": isinstance(item, Choice)}
+            for item, message in zip(self.messages_and_choices, self.messages(), strict=True)
+        ]
+        return {
+            "reward": self.reward,
+            "initial_policy_version": self.initial_policy_version,
+            "final_policy_version": self.final_policy_version,
+            "metrics": self.metrics,
+            "metadata": self.metadata,
+            "messages": messages,
+            "tools": self.tools,
+            "logs": self.logs,
+        }
+
+    def __str__(self) -> str:
+        return f"Trajectory(reward={self.reward}, metrics={self.metrics}, metadata={self.metadata})"
+
+
+def get_messages(items: MessagesAndChoices) -> Messages:
+    """Turn sampled choices into plain assistant messages; missing content becomes an empty string.
+
+    Args:
+        items: Messages and choices, in order. They are not changed.
+    """
+    messages: list[dict[str, Any]] = []
+    for item in items:
+        if isinstance(item, Choice):
+            message: dict[str, Any] = {"role": "assistant", "content": item.message.content or ""}
+            if item.message.tool_calls:
+                message["tool_calls"] = [call.model_dump(mode="json") for call in item.message.tool_calls]
+        elif isinstance(item, BaseModel):  # an SDK message object that the agent appended as it came
+            message = cast(BaseModel, item).model_dump(mode="json", exclude_none=True)
+        else:
+            message = dict(cast(Mapping[str, Any], item))
+        if message.get("content") is None:
+            message["content"] = ""
+        messages.append(message)
+    return cast(Messages, messages)
+
+
+class TrajectoryGroup(BaseModel):
+    """Trajectories of one scenario. Training compares them with each other.
+
+    Given awaitables, the constructor returns an awaitable of the group instead, which runs them concurrently:
+
+        groups = await art.gather_trajectory_groups(
+            art.TrajectoryGroup(rollout(model, scenario) for _ in range(8)) for scenario in scenarios
+        )
+    """
+
+    trajectories: list[Trajectory] = []
+    exceptions: list[PydanticException] = []
+    """Runs that failed."""
+    metadata: dict[str, MetadataValue] = {}
+    metrics: dict[str, float | int | bool] = {}
+    logs: list[str] = []
+
+    @overload
+    def __new__(
+        cls,
+        trajectories: Iterable[Trajectory | BaseException] = (),
+        *,
+        exceptions: Iterable[BaseException | PydanticException] = (),
+        metadata: Mapping[str, MetadataValue] | None = None,
+        metrics: Mapping[str, float | int | bool] | None = None,
+        logs: Iterable[str] | None = None,
+    ) -> "TrajectoryGroup": ...
+
+    @overload
+    def __new__(
+        cls,
+        trajectories: Iterable[Awaitable[Trajectory] | Trajectory | BaseException],
+        *,
+        exceptions: Iterable[BaseException | PydanticException] = (),
+        metadata: Mapping[str, MetadataValue] | None = None,
+        metrics: Mapping[str, float | int | bool] | None = None,
+        logs: Iterable[str] | None = None,
+    ) -> "Awaitable[TrajectoryGroup]": ...
+
+    def __new__(
+        cls,
+        trajectories: Iterable[Awaitable[Trajectory] | Trajectory | BaseException] = (),
+        *,
+        exceptions: Iterable[BaseException | PydanticException] = (),
+        metadata: Mapping[str, MetadataValue] | None = None,
+        metrics: Mapping[str, float | int | bool] | None = None,
+        logs: Iterable[str] | None = None,
+    ) -> "TrajectoryGroup | Awaitable[TrajectoryGroup]":
+        items = list(trajectories)
+        if any(isinstance(item, Awaitable) for item in items):
+            parts = {"exceptions": exceptions, "metadata": metadata, "metrics": metrics, "logs": logs}
+            return PendingGroup(cls, items, parts)
+        group = super().__new__(cls)
+        vars(group)["_items"] = items  # a one-shot generator is spent by now; __init__ takes them from here
+        return group
+
+    def __init__(
+        self,
+        trajectories: Iterable[Any] = (),
+        *,
+        exceptions: Iterable[BaseException | PydanticException | Mapping[str, Any]] = (),
+        metadata: Mapping[str, MetadataValue] | None = None,
+        metrics: Mapping[str, float | int | bool] | None = None,
+        logs: Iterable[str] | None = None,
+    ) -> None:
+        items: list[Any] = vars(self).pop("_items", None) or list(trajectories)
+        errors = [item for item in items if isinstance(item, BaseException)]
+        super().__init__(
+            trajectories=[item for item in items if not isinstance(item, BaseException)],
+            exceptions=[
+                PydanticException.of(error) if isinstance(error, BaseException) else error
+                for error in (*errors, *exceptions)
+            ],
+            metadata=dict(metadata or {}),
+            metrics=dict(metrics or {}),
+            logs=list(logs or ()),
+        )
+
+    def log(self, message: str) -> None:
+        """Append a line to the group's logs."""
+        self.logs.append(message)
+
+    def __iter__(self) -> Iterator[Trajectory]:  # type: ignore[override]
+        return iter(self.trajectories)
+
+    def __len__(self) -> int:
+        return len(self.trajectories)
+
+    def __copy__(self) -> Self:
+        twin = super().__copy__()
+        for name in type(self).model_fields:
+            setattr(twin, name, copy.copy(getattr(self, name)))
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        memo = {} if memo is None else memo
+        if id(self) in memo:
+            return memo[id(self)]
+        twin = self.__copy__()
+        memo[id(self)] = twin
+        for name in type(self).model_fields:
+            setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
+        return twin
+
+
+class PendingGroup:
+    """The awaitable of a group: runs its members concurrently and keeps their order."""
+
+    def __init__(self, kind: type[TrajectoryGroup], items: list[Any], parts: dict[str, Any]) -> None:
+        self._kind = kind
+        self._items = items
+        self._parts = parts
+        self._num_trajectories = sum(not isinstance(item, BaseException) for item in items)
+        self._started = False
+
+    def __await__(self) -> Generator[Any, None, TrajectoryGroup]:
+        return self._gather().__await__()
+
+    async def _gather(self) -> TrajectoryGroup:
+        self._started = True
+        tasks = [asyncio.ensure_future(self._run(item)) for item in self._items]
+        try:
+            members = await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        return self._kind(members, **self._parts)
+
+    async def _run(self, item: Any) -> Trajectory | BaseException:
+        context = get_gather_context()
+        if isinstance(item, BaseException):
+            return item
+        try:
+            member = await item if isinstance(item, Awaitable) else item
+            if not isinstance(member, Trajectory):
+                raise TypeError(f"A member of a TrajectoryGroup gave {type(member).__name__}, not a Trajectory.")  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+        except Exception as error:
+            context.record_failure(error)
+            if context.too_many_exceptions():
+                raise
+            return error
+        record_metrics(context, member)
+        context.update_pbar(1)
+        return member
+
+    def close(self) -> None:
+        """Close members that were never started, so that they are not reported as never awaited."""
+        if self._started:
+            return
+        for item in self._items:
+            if asyncio.iscoroutine(item):
+                item.close()
+            elif isinstance(item, asyncio.Future):
+                cast("asyncio.Future[Any]", item).cancel()

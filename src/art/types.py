@@ -1,0 +1,88 @@
+"""The types that trajectories are made of, and the small ones that training takes and gives."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from openai.types.chat.chat_completion import Choice
+from openai.types.chat.chat_completion_message_param import ChatCompletionMessageParam
+from openai.types.chat.chat_completion_tool_union_param import ChatCompletionToolUnionParam
+from pydantic import BaseModel, GetCoreSchemaHandler, SkipValidation
+from pydantic_core import CoreSchema, core_schema
+
+__all__ = [
+    "Choice",
+    "LocalTrainResult",
+    "Message",
+    "MessageOrChoice",
+    "Messages",
+    "MessagesAndChoices",
+    "ServerlessTrainResult",
+    "Tools",
+    "TrainConfig",
+    "TrainResult",
+    "TrainSFTConfig",
+    "Verbosity",
+]
+
+
+class _Untouched:
+    """Lets dicts and SDK objects pass by identity, and refuses what can be neither a message nor a choice."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(_message_or_choice)
+
+
+def _message_or_choice(item: Any) -> Any:
+    if isinstance(item, (Mapping, BaseModel)):
+        return item  # pyright: ignore[reportUnknownVariableType]
+    raise ValueError(f"expected a message dict or a sampled Choice, got {type(item).__name__}")
+
+
+Message = Annotated[ChatCompletionMessageParam, SkipValidation]
+"""One chat message, as the OpenAI API takes it. Never coerced, never copied."""
+
+MessageOrChoice = Annotated[ChatCompletionMessageParam | Choice, _Untouched()]
+"""A message that the agent wrote, or the choice that a model sampled. Choices are what training learns from."""
+
+Messages = list[Message]
+MessagesAndChoices = list[MessageOrChoice]
+Tools = list[Annotated[ChatCompletionToolUnionParam, _Untouched()]]
+
+Verbosity = Literal[0, 1, 2]
+
+
+class TrainConfig(BaseModel):
+    """The two options of training that every backend knows."""
+
+    learning_rate: float = 5e-6
+    kl_penalty_coef: float = 0.0
+
+
+class TrainSFTConfig(BaseModel):
+    """Options of supervised fine-tuning."""
+
+    learning_rate: float | list[float] = 5e-5
+    """One rate, or one per batch."""
+    batch_size: int | Literal["auto"] = "auto"
+    """Trajectories per optimiser step; ``"auto"`` means 2."""
+
+
+@dataclass
+class TrainResult:
+    """What a training step gave."""
+
+    step: int
+    """The policy version that is served now."""
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass
+class LocalTrainResult(TrainResult):
+    checkpoint_path: str | None = None
+    """Directory of the step's checkpoint; ``None`` if none was kept."""
+
+
+@dataclass
+class ServerlessTrainResult(TrainResult):
+    artifact_name: str | None = None

@@ -1,0 +1,38 @@
+"""Where things lie on disk: ``{base_path}/{project}/models/{name}/…``. Paths are strings, as callers compare them."""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from art.utils.get_repo_root_path import get_repo_root_path
+
+if TYPE_CHECKING:
+    from art.model import Model
+
+
+def get_default_art_path() -> str:
+    """``.art`` in the root of the repository, or here if there is none."""
+    return os.path.join(get_repo_root_path(), ".art")  # noqa: PTH118
+
+
+def get_models_dir(project_name: str, art_path: str | None = None) -> str:
+    return os.path.join(art_path or get_default_art_path(), project_name, "models")  # noqa: PTH118
+
+
+def get_output_dir_from_model_properties(project: str, name: str, art_path: str | None = None) -> str:
+    return os.path.join(get_models_dir(project, art_path), name)  # noqa: PTH118
+
+
+def get_model_dir(model: "Model[Any, Any]", art_path: str | None = None) -> str:
+    return get_output_dir_from_model_properties(model.project, model.name, art_path)
+
+
+def get_step_checkpoint_dir(model_output_dir: str, step: int) -> str:
+    return os.path.join(model_output_dir, "checkpoints", f"{step:04d}")  # noqa: PTH118
+
+
+def get_trajectories_dir(model_output_dir: str) -> str:
+    return os.path.join(model_output_dir, "trajectories")  # noqa: PTH118
+
+
+def get_trajectories_split_dir(model_output_dir: str, split: str) -> str:
+    return os.path.join(get_trajectories_dir(model_output_dir), split)  # noqa: PTH118
