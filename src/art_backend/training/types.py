@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from art.wire import LoraSpec, TokenRow, TrainOptions
+
+Precision = Literal["auto", "bfloat16", "float32"]
 
 
 @dataclass(slots=True)
@@ -24,6 +27,8 @@ class ModelSetup:
     max_sequence_length: int
     checkpoints: Path
     """Directory that holds one directory per step."""
+    precision: Precision = "auto"
+    """Type of the computation; ``auto`` takes bfloat16 where the hardware multiplies it faster."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,215 @@
+"""From scored trajectories to training rows: checks, the overlong policy, advantages, and the weight of each token."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from art.wire import Overlong, TokenRow, TrainOptions
+from art_backend.errors import BadRequestError
+from art_backend.training.advantages import EQUAL_WITHIN
+from art_backend.training.algorithms import PRESETS, Reduction
+from art_backend.training.packing import TrainingRow
+from art_backend.training.types import ScoredTrajectory, StepInput
+
+
+@dataclass(slots=True)
+class Member:
+    """One trajectory with an advantage and at least one trained token."""
+
+    rows: list[TrainingRow]
+
+    @property
+    def trained_tokens(self) -> int:
+        return sum(int(row.trained.sum()) for row in self.rows)
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """What a step trains on, and what it leaves out."""
+
+    members: list[Member]
+    metrics: dict[str, float]
+    reason: str | None
+    """Why there is nothing to train, if there is nothing."""
+    warnings: list[str] = field(default_factory=list[str])
+
+
+def build_batch(step: StepInput, *, vocabulary: int, max_length: int) -> StepBatch:
+    """Check the input of a step and give every trajectory its advantage.
+
+    Advantages come from the rewards of all trajectories that were sent, also of those that the overlong policy drops:
+    their rewards are samples of the same policy. Groups without a signal are dropped and counted.
+
+    Raises:
+        BadRequestError: A value is wrong; ``param`` is its path.
+    """
+    if not step.groups:
+        raise BadRequestError("groups is empty: a step needs at least one group of trajectories.", param="groups")
+    for g, group in enumerate(step.groups):
+        if not group:
+            raise BadRequestError(
+                f"groups.{g} has no trajectories. Leave out groups in which every rollout failed.", param=f"groups.{g}"
+            )
+        for t, trajectory in enumerate(group):
+            _check_trajectory(trajectory, f"groups.{g}.trajectories.{t}", vocabulary)
+    options = step.options
+    rewards = [np.array([t.reward for t in group], np.float64) for group in step.groups]
+    advantages = PRESETS[options.algorithm].advantage(rewards, options.scale_rewards)
+    trainable = [bool(np.abs(a).max() > EQUAL_WITHIN) for a in advantages]
+    overlong = _Overlong(options.overlong, max_length)
+    members: list[Member] = []
+    for g, group in enumerate(step.groups):
+        for t, trajectory in enumerate(group):
+            rows = overlong.apply(trajectory.rows, f"groups.{g}.trajectories.{t}")
+            member = Member([_training_row(row, float(advantages[g][t])) for row in rows if any(row.sampled)])
+            if trainable[g] and member.trained_tokens:
+                members.append(member)
+    several = [r for r in rewards if r.size > 1]
+    trajectories = sum(len(group) for group in step.groups)
+    metrics = {
+        "reward/mean": float(np.concatenate(rewards).mean()),
+        "reward/std_dev": float(np.mean([r.std() for r in several])) if several else 0.0,
+        "data/step_num_groups_submitted": float(len(step.groups)),
+        "data/step_num_groups_trainable": float(sum(trainable)) if members else 0.0,
+        "data/step_num_trajectories": float(trajectories),
+        "data/step_num_trajectories_trained": float(len(members)),
+        "data/step_num_overlong": float(overlong.count),
+        "data/rows_per_trajectory": sum(len(t.rows) for group in step.groups for t in group) / trajectories,
+    }
+    reason = None if members else _why_nothing(trainable, overlong, options)
+    return StepBatch(members=members, metrics=metrics, reason=reason, warnings=overlong.warnings())
+
+
+def weigh(members: Sequence[Member], reduction: Reduction, max_length: int) -> list[TrainingRow]:
+    """Give the rows of one optimiser step their weights: 1 / denominator of the whole step, never less than 1."""
+    rows = [row for member in members for row in member.rows]
+    match reduction:
+        case "token":
+            tokens = max(sum(member.trained_tokens for member in members), 1)
+            for row in rows:
+                row.weight = 1 / tokens
+        case "trajectory":
+            for member in members:
+                for row in member.rows:
+                    row.weight = 1 / (max(member.trained_tokens, 1) * max(len(members), 1))
+        case "sequence":
+            for row in rows:
+                row.weight = 1 / (max(int(row.trained.sum()), 1) * max(len(rows), 1))
+        case "constant":
+            for row in rows:
+                row.weight = 1 / (max(len(members), 1) * max(max_length, 1))
+    return rows
+
+
+class _Overlong:
+    """Applies the overlong policy to trajectories and remembers what it did."""
+
+    def __init__(self, policy: Overlong, max_length: int) -> None:
+        self._policy = policy
+        self._max_length = max_length
+        self._longest = 0
+        self.count = 0
+
+    def apply(self, rows: list[TokenRow], where: str) -> list[TokenRow]:
+        """Return the rows of a trajectory that may be trained."""
+        longest = max(len(row.token_ids) for row in rows)
+        if longest <= self._max_length:
+            return rows
+        self.count += 1
+        self._longest = max(self._longest, longest)
+        match self._policy:
+            case Overlong.ERROR:
+                raise BadRequestError(
+                    f"{where} has a row of {longest} tokens; the model's maximum sequence length is {self._max_length}. "
+                    'Raise it, or choose overlong="drop" or "truncate".',
+                    param=where,
+                )
+            case Overlong.DROP:
+                return []
+            case Overlong.TRUNCATE:
+                return [
+                    TokenRow(
+                        token_ids=row.token_ids[: self._max_length],
+                        sampled=row.sampled[: self._max_length],
+                        logprobs=row.logprobs[: self._max_length],
+                        policy_versions=row.policy_versions[: self._max_length],
+                        temperature=row.temperature,
+                    )
+                    for row in rows
+                ]
+
+    def warnings(self) -> list[str]:
+        if not self.count:
+            return []
+        done = "left out" if self._policy is Overlong.DROP else "cut"
+        return [
+            f"{self.count} trajectories were {done}: longer than the model's maximum sequence length of {self._max_length} "
+            f"tokens (longest: {self._longest})."
+        ]
+
+
+def _why_nothing(trainable: list[bool], overlong: _Overlong, options: TrainOptions) -> str:
+    if not any(trainable):
+        return (
+            f"None of the {len(trainable)} groups has a learning signal: within each, all rewards are equal"
+            " (or there is only one trajectory). Make the task easier or harder, or the groups larger."
+        )
+    if overlong.count:
+        return "Every trajectory of the groups with a learning signal was longer than the maximum sequence length."
+    return "No trajectory of the groups with a learning signal holds a token that may be trained."
+
+
+def _check_trajectory(trajectory: ScoredTrajectory, where: str, vocabulary: int) -> None:
+    if not np.isfinite(trajectory.reward):
+        raise BadRequestError(
+            f"{where}.reward is {trajectory.reward}; it must be a finite number.", param=f"{where}.reward"
+        )
+    if not trajectory.rows:
+        raise BadRequestError(f"{where}.rows is empty: there is no token to train on.", param=f"{where}.rows")
+    for r, row in enumerate(trajectory.rows):
+        _check_row(row, f"{where}.rows.{r}", vocabulary)
+
+
+def _check_row(row: TokenRow, where: str, vocabulary: int) -> None:
+    length = len(row.token_ids)
+
+    def refuse(field: str, problem: str) -> BadRequestError:
+        return BadRequestError(f"{where}.{field} {problem}", param=f"{where}.{field}")
+
+    if length == 0:
+        raise refuse("token_ids", "is empty.")
+    for name, values in (
+        ("sampled", row.sampled),
+        ("logprobs", row.logprobs),
+        ("policy_versions", row.policy_versions),
+    ):
+        if len(values) != length:
+            raise refuse(name, f"has {len(values)} entries where token_ids has {length}; all lists have one length.")
+    ids = np.asarray(row.token_ids, np.int64)
+    outside = np.flatnonzero((ids < 0) | (ids >= vocabulary))
+    if outside.size:
+        at = int(outside[0])
+        raise refuse(f"token_ids.{at}", f"is {ids[at]}; the model's vocabulary has ids 0 to {vocabulary - 1}.")
+    if row.sampled[0]:
+        raise refuse("sampled.0", "is true, but the first token of a row has no context to be sampled from.")
+    sampled = np.asarray(row.sampled, np.bool_)
+    unknown = np.flatnonzero(sampled & ~np.isfinite(np.asarray(row.logprobs, np.float64)))
+    if unknown.size:
+        at = int(unknown[0])
+        raise refuse(f"logprobs.{at}", f"is {row.logprobs[at]}; a sampled token needs a finite log-probability.")
+    if not (np.isfinite(row.temperature) and row.temperature > 0):
+        raise refuse(
+            "temperature", f"is {row.temperature}; only tokens sampled at a temperature above 0 can be trained."
+        )
+
+
+def _training_row(row: TokenRow, advantage: float) -> TrainingRow:
+    return TrainingRow(
+        token_ids=np.asarray(row.token_ids, np.int64),
+        trained=np.asarray(row.sampled, np.bool_),
+        logprobs=np.asarray(row.logprobs, np.float64),
+        temperature=row.temperature,
+        advantage=advantage,
+        weight=0.0,
+    )

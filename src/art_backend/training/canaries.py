@@ -1,0 +1,65 @@
+"""Canaries: short prompts whose greedy log-probability the step moved, to prove which weights an engine serves."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from art_backend.training.logits import greedy_logprobs
+from art_backend.training.packing import Pack, TrainingRow, pack_rows
+from art_backend.training.policy import Policy
+from art_backend.training.types import Canary
+
+MAX_PROMPT = 96
+MIN_PROMPT = 8
+PROMPTS = 3
+
+
+@dataclass(slots=True)
+class CanaryProbe:
+    """Measures some prompts before the step, and again after it.
+
+    Each window is the end of a row up to its last trained token. Every position of a window is a candidate prompt, all of
+    them measured in one pass.
+    """
+
+    windows: list[NDArray[np.int64]]
+    before: list[torch.Tensor]
+
+    @classmethod
+    def start(cls, rows: list[TrainingRow], policy: Policy) -> "CanaryProbe":
+        """Choose windows from the rows with the largest advantages, and measure them under the present weights."""
+        ranked = sorted(rows, key=lambda row: (-abs(row.advantage), row.token_ids.tolist()))
+        windows: list[NDArray[np.int64]] = []
+        for row in ranked:
+            stop = int(np.flatnonzero(row.trained)[-1])
+            window = row.token_ids[max(0, stop - MAX_PROMPT) : stop]
+            if not any(np.array_equal(window, other) for other in windows):
+                windows.append(window)
+            if len(windows) == PROMPTS:
+                break
+        return cls(windows, [_measure(window, policy) for window in windows])
+
+    def finish(self, policy: Policy) -> list[Canary]:
+        """Measure again; return the prompt of each window that moved most, the most moved first."""
+        canaries: list[Canary] = []
+        for window, before in zip(self.windows, self.before, strict=True):
+            after = _measure(window, policy)
+            moved = (after - before).abs()
+            moved[: min(MIN_PROMPT, window.size) - 1] = -1.0  # a few tokens are no prompt
+            at = int(moved.argmax())
+            canaries.append(Canary(window[: at + 1].tolist(), float(after[at]), float(before[at])))
+        return sorted(canaries, key=lambda c: -abs(c.logprob - c.previous_logprob))
+
+
+def _measure(window: NDArray[np.int64], policy: Policy) -> torch.Tensor:
+    """[len(window)]; greedy log-probability after each token."""
+    with torch.no_grad():
+        hidden = policy.forward(_plain_pack(window))
+        return greedy_logprobs(hidden, policy.head).cpu()
+
+
+def _plain_pack(token_ids: NDArray[np.int64]) -> Pack:
+    nothing = np.zeros(token_ids.size)
+    return pack_rows([TrainingRow(token_ids, nothing.astype(np.bool_), nothing, 1.0, 0.0, 0.0)], token_ids.size)[0]

@@ -1,0 +1,191 @@
+"""The client of the trainer process."""
+
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from art.wire import ErrorCode
+from art_backend.errors import (
+    BadRequestError,
+    ConflictError,
+    ModelNotAvailableError,
+    NotFoundError,
+    ServiceError,
+    StorageFailedError,
+    TrainerFailedError,
+)
+from art_backend.process import ChildProcess, ProcessDiedError
+from art_backend.training.memory import ALLOCATOR_ENVIRONMENT
+from art_backend.training.types import Canary, ModelSetup, StepInput, StepOutput
+from art_backend.training.worker import encode_setup, encode_step
+
+START_DEADLINE_S = 300.0
+"""For importing torch and its kin from a cold disk."""
+
+STALL_DEADLINE_S = 1_800.0
+"""Longest silence within a step: one pack, or loading the model. A step as a whole has no deadline."""
+
+_ERRORS: dict[ErrorCode, type[ServiceError]] = {
+    error.code: error
+    for error in (
+        BadRequestError,
+        ConflictError,
+        ModelNotAvailableError,
+        NotFoundError,
+        StorageFailedError,
+        TrainerFailedError,
+    )
+}
+
+
+class TrainerProcess:
+    """A running trainer of one model. Use ``await TrainerProcess.start(...)``; calls are taken one at a time."""
+
+    def __init__(self, child: ChildProcess) -> None:
+        self._child = child
+        self._turn = asyncio.Lock()
+
+    @classmethod
+    async def start(cls, setup: ModelSetup, *, log_path: Path, threads: int | None = None) -> "TrainerProcess":
+        """Start the process. It loads the model with the first step.
+
+        Args:
+            log_path: What the process prints is appended to this file.
+            threads: Threads to compute with; ``None`` takes all cores.
+
+        Raises:
+            ProcessDiedError: It ended at once; the message has the end of its log.
+            ServiceError: It refused its setup.
+        """
+        child = await ChildProcess.start(
+            [sys.executable, "-m", "art_backend.training.worker"],
+            name="trainer",
+            log_path=log_path,
+            env={"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **ALLOCATOR_ENVIRONMENT},
+            pipes=True,
+        )
+        trainer = cls(child)
+        try:
+            await trainer._call(
+                {"command": "setup", "setup": encode_setup(setup), "threads": threads},
+                expect="ready",
+                deadline_s=START_DEADLINE_S,
+                doing="starting",
+            )
+        except BaseException:
+            await child.stop()
+            raise
+        return trainer
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._child.alive
+
+    def describe_death(self) -> str:
+        return self._child.describe_death()
+
+    async def train(
+        self, step: StepInput, on_progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> StepOutput:
+        """Take one step. After an error that is not the process's death, the next call works.
+
+        Args:
+            on_progress: Called with (packed tokens done, packed tokens in all).
+
+        Raises:
+            BadRequestError: The input is wrong; the message names the field.
+            ConflictError, ModelNotAvailableError, StorageFailedError, TrainerFailedError: See ``Trainer.train``.
+            ProcessDiedError: The process ended.
+            DeadlineExceededError: It lives, but makes no progress.
+        """
+        with tempfile.TemporaryDirectory(prefix="art-batch-") as directory:
+            batch = Path(directory) / "batch.json"
+            try:
+                await asyncio.to_thread(lambda: batch.write_text(encode_step(step)))
+            except OSError as error:
+                raise StorageFailedError(
+                    f"The batch could not be handed to the trainer through {batch}: {error}. Free space there, or set TMPDIR."
+                ) from error
+            answer = await self._call(
+                {"command": "train", "batch": str(batch)},
+                expect="result",
+                deadline_s=STALL_DEADLINE_S,
+                doing=f"step {step.step}",
+                on_progress=on_progress,
+            )
+        canaries = [Canary(**canary) for canary in answer.pop("canaries")]
+        return StepOutput(**{**answer, "checkpoint": Path(answer["checkpoint"]), "canaries": canaries})
+
+    async def release(self) -> None:
+        """Make the process forget the model and give its memory back; the next step loads it again."""
+        await self._call(
+            {"command": "release"}, expect="released", deadline_s=STALL_DEADLINE_S, doing="releasing memory"
+        )
+
+    async def close(self) -> None:
+        """End the process. What it had not saved is lost; checkpoints are whole."""
+        await self._child.stop(grace_s=0.5)
+
+    async def _call(
+        self,
+        command: dict[str, Any],
+        *,
+        expect: str,
+        deadline_s: float,
+        doing: str,
+        on_progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> dict[str, Any]:
+        """Send a command; pass its progress on; return the fields of the event that answers it.
+
+        A caller that is cancelled leaves the answer unread, so the process is ended.
+        """
+        async with self._turn:
+            try:
+                await self._child.guard(self._send(command), deadline_s=deadline_s, doing=doing)
+                while True:
+                    event = await self._child.guard(self._receive(), deadline_s=deadline_s, doing=doing)
+                    match event.pop("event"):
+                        case "progress":
+                            on_progress(event["done"], event["total"])
+                        case "error":
+                            error = _ERRORS.get(ErrorCode(event["code"]), TrainerFailedError)
+                            raise error(event["message"], param=event["param"])
+                        case name if name == expect:
+                            return event
+                        case other:
+                            raise TrainerFailedError(f"The trainer answered {other!r} where {expect!r} was expected.")
+            except ServiceError:
+                raise
+            except BaseException:
+                await self._child.stop(grace_s=0.5)
+                raise
+
+    async def _send(self, command: dict[str, Any]) -> None:
+        pipe = self._child.process.stdin
+        assert pipe is not None
+        try:
+            pipe.write(json.dumps(command).encode() + b"\n")
+            await pipe.drain()
+        except (BrokenPipeError, ConnectionResetError):
+            await self._lost()
+
+    async def _receive(self) -> dict[str, Any]:
+        pipe = self._child.process.stdout
+        assert pipe is not None
+        line = await pipe.readline()
+        if not line:
+            await self._lost()
+        return json.loads(line)
+
+    async def _lost(self) -> None:
+        """The pipe is closed: tell of the death behind it."""
+        await self._child.wait()
+        raise ProcessDiedError(self._child.describe_death())

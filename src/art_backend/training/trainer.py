@@ -1,0 +1,281 @@
+"""One training step: from scored trajectories to a checkpoint.
+
+A step starts from the checkpoint of the step before it (step 0 is the base model with a fresh adapter) and depends on
+nothing else, so a trainer that was killed goes on exactly where it stood. The trainer knows no algorithm; see ``algorithms``.
+"""
+
+import gc
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from art.wire import TrainOptions
+from art_backend.errors import ConflictError, ModelNotAvailableError, TrainerFailedError
+from art_backend.store.checkpoints import CheckpointStore
+from art_backend.training.algorithms import PRESETS
+from art_backend.training.attention import Kind
+from art_backend.training.batch import Member, build_batch, weigh
+from art_backend.training.canaries import CanaryProbe
+from art_backend.training.losses import TokenBatch, policy_loss
+from art_backend.training.memory import return_free_memory
+from art_backend.training.metrics import Progress, StepMeter
+from art_backend.training.packing import Pack, pack_rows
+from art_backend.training.policy import Policy
+from art_backend.training.state import (
+    FlatAdamW,
+    TrainerState,
+    fingerprint_base,
+    read_state,
+    read_tensors,
+    write_state,
+    write_tensors,
+)
+from art_backend.training.targets import PackTargets, read_targets
+from art_backend.training.types import Canary, ModelSetup, StepInput, StepOutput
+
+MICRO_BATCH_TOKENS = {"cpu": 2_000, "cuda": 16_384}
+"""Packed tokens per forward pass when the caller does not say, by device."""
+
+MAX_NONFINITE = 3
+"""Skipped updates in a row after which training stops."""
+
+_RNG = "rng_state"
+
+
+class Trainer:
+    """Trains one model. The model is loaded by the first step.
+
+    Args:
+        attention: How packed trees attend; ``None`` takes the fastest of the device.
+    """
+
+    def __init__(self, setup: ModelSetup, *, attention: Kind | None = None) -> None:
+        self._setup = setup
+        self._attention: Kind | None = attention
+        self._store = CheckpointStore(setup.checkpoints)
+        self._store.clean()
+        self._loaded: _Loaded | None = None
+
+    def train(self, step: StepInput, on_progress: Progress = lambda done, total: None) -> StepOutput:
+        """Take one step and save its checkpoint.
+
+        Raises:
+            BadRequestError: The input is wrong; the message names the field. Nothing changed.
+            ConflictError: The step exists, or does not follow the latest checkpoint.
+            ModelNotAvailableError: The model cannot be loaded, or the checkpoint is another model's.
+            StorageFailedError: The checkpoint could not be read or written.
+            TrainerFailedError: The gradient was not finite three times in a row.
+        """
+        latest = self._store.latest_step()
+        if step.step != latest + 1:
+            raise ConflictError(
+                f"Step {step.step} cannot be trained: the latest checkpoint in {self._store.directory} is that of step {latest}.",
+                param="step",
+            )
+        loaded = self._load(latest)
+        self._loaded = None  # until the step is whole: after a failure, weights come from the checkpoint again
+        output = self._step(step, loaded, on_progress)
+        self._loaded = loaded
+        return output
+
+    def release(self) -> None:
+        """Forget the model and give its memory back; the next step loads it again from the latest checkpoint."""
+        self._loaded = None
+        gc.collect()
+        return_free_memory()
+
+    def _load(self, step: int) -> "_Loaded":
+        """Return the model with the weights of ``step``."""
+        if self._loaded is not None and self._loaded.state.step == step:
+            return self._loaded
+        setup = self._setup
+        directory = self._store.verify(step) if step else None
+        self._loaded = None
+        policy = Policy(setup.base_path, setup.lora, precision=setup.precision, attention=self._attention)
+        optimizer = FlatAdamW(policy.weights)
+        state = TrainerState(step=0, base_model=fingerprint_base(setup.base_path))
+        torch.manual_seed(setup.lora.seed)
+        if directory is not None:
+            saved = read_state(directory)
+            if saved.base_model != state.base_model:
+                raise ModelNotAvailableError(
+                    f"The checkpoint {directory} was trained on another base model than {setup.base_path}. "
+                    "Register the model under a new name, or with the base model that it was trained on.",
+                    param="base_model",
+                )
+            policy.load_adapter(directory)
+            tensors = read_tensors(directory)
+            torch.set_rng_state(tensors.pop(_RNG))
+            optimizer.load(tensors)
+            state = saved
+        return _Loaded(policy, optimizer, state)
+
+    def _step(self, step: StepInput, loaded: "_Loaded", on_progress: Progress) -> StepOutput:
+        policy, options = loaded.policy, step.options
+        started = time.monotonic()
+        batch = build_batch(step, vocabulary=policy.vocabulary, max_length=self._setup.max_sequence_length)
+        preset = PRESETS[options.algorithm]
+        budget = options.micro_batch_tokens or MICRO_BATCH_TOKENS[policy.device.type]
+        parts = [
+            pack_rows(weigh(part, preset.reduction, self._setup.max_sequence_length), budget)
+            for part in _cut(batch.members, options.minibatches, seed=step.step)
+        ]
+        meter = StepMeter(sum(pack.size for packs in parts for pack in packs), on_progress)
+        reason, canaries = batch.reason, list[Canary]()
+        if parts:
+            probe = CanaryProbe.start([row for member in batch.members for row in member.rows], policy)
+            self._update_on(parts, options, loaded, meter)
+            if meter.updates:
+                canaries = probe.finish(policy)
+            else:
+                reason = "The gradient was not finite, so the update was skipped."
+        loaded.state = replace(loaded.state, step=step.step)
+        saving = time.monotonic()
+        checkpoint = self._save(loaded, changed=meter.updates > 0)
+        metrics = batch.metrics | meter.metrics(learning_rate=options.learning_rate, parts=max(len(parts), 1))
+        metrics |= {"time/step_train_s": saving - started, "time/step_save_s": time.monotonic() - saving}
+        return StepOutput(
+            step=step.step,
+            trained=meter.updates > 0,
+            reason=reason,
+            metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
+            warnings=batch.warnings + _warn_of_skips(meter),
+            checkpoint=checkpoint,
+            canaries=canaries,
+        )
+
+    def _update_on(self, parts: list[list[Pack]], options: TrainOptions, loaded: "_Loaded", meter: StepMeter) -> None:
+        """One update for each part of the step."""
+        policy = loaded.policy
+        targets = [[read_targets(pack, policy.device) for pack in packs] for packs in parts]
+        starts: list[list[Tensor | None]] = [[None] * len(packs) for packs in parts]
+        if len(parts) > 1:
+            # Later updates need the log-probabilities from before the first one.
+            with torch.no_grad():
+                starts = [
+                    [
+                        found.logprobs(policy.forward(pack), policy.head).logprobs
+                        for pack, found in zip(packs, part, strict=True)
+                    ]
+                    for packs, part in zip(parts, targets, strict=True)
+                ]
+        for packs, part, start in zip(parts, targets, starts, strict=True):
+            policy.gradient.zero_()
+            for pack, found, start_logprobs in zip(packs, part, start, strict=True):
+                _backward(policy, pack, found, start_logprobs, options, meter)
+            self._apply(options, loaded, meter)
+
+    def _apply(self, options: TrainOptions, loaded: "_Loaded", meter: StepMeter) -> None:
+        """Clip the gradient and update the weights, or skip a gradient that is not finite."""
+        gradient, state = loaded.policy.gradient, loaded.state
+        norm = float(gradient.double().norm())
+        if not math.isfinite(norm):
+            state.nonfinite_in_a_row += 1
+            meter.add_update(norm, applied=False)
+            if state.nonfinite_in_a_row >= MAX_NONFINITE:
+                raise TrainerFailedError(
+                    f"The gradient was not finite {MAX_NONFINITE} times in a row. Lower the learning rate, or look for extreme "
+                    "rewards; the last checkpoint is whole."
+                )
+            return
+        if norm > options.max_grad_norm:
+            gradient.mul_(options.max_grad_norm / norm)
+        loaded.optimizer.step(
+            gradient,
+            learning_rate=options.learning_rate,
+            betas=options.adam_betas,
+            weight_decay=options.weight_decay,
+        )
+        loaded.policy.publish_weights()
+        state.nonfinite_in_a_row = 0
+        state.optimizer_steps += 1
+        meter.add_update(norm, applied=True)
+
+    def _save(self, loaded: "_Loaded", *, changed: bool) -> Path:
+        state = loaded.state
+        if not changed and state.step > 1:
+            return self._store.link(state.step - 1, state.step, lambda directory: write_state(directory, state))
+
+        def write(directory: Path) -> None:
+            loaded.policy.save_adapter(directory, str(self._setup.base_path))
+            write_tensors(directory, {**loaded.optimizer.tensors(), _RNG: torch.get_rng_state()})
+            write_state(directory, state)
+
+        return self._store.save(state.step, write)
+
+
+class _Loaded:
+    """A model in memory, and where its training stands."""
+
+    def __init__(self, policy: Policy, optimizer: FlatAdamW, state: TrainerState) -> None:
+        self.policy = policy
+        self.optimizer = optimizer
+        self.state = state
+
+
+def _backward(
+    policy: Policy, pack: Pack, targets: PackTargets, start: Tensor | None, options: TrainOptions, meter: StepMeter
+) -> None:
+    """Add the gradient of one pack to the policy's."""
+    preset = PRESETS[options.algorithm]
+    reference = None
+    if options.kl_coef > 0:
+        with policy.without_adapter():
+            reference = targets.logprobs(policy.forward(pack), policy.head).logprobs
+    new = targets.logprobs(policy.forward(pack), policy.head)
+    loss = policy_loss(
+        TokenBatch(
+            logprobs=new.logprobs,
+            engine_logprobs=targets.engine_logprobs,
+            advantages=targets.advantages,
+            weights=targets.weights,
+            sequences=targets.rows,
+            start_logprobs=start,
+            reference_logprobs=reference,
+        ),
+        level=preset.level,
+        surrogate=preset.surrogate,
+        epsilon=preset.epsilon if options.epsilon is None else options.epsilon,
+        epsilon_high=_upper_range(options),
+        importance_cap=options.importance_cap,
+        kl_coef=options.kl_coef,
+    )
+    loss.loss.backward()
+    meter.add_pack(
+        pack,
+        loss,
+        start=new.logprobs.detach() if start is None else start,
+        engine=targets.engine_logprobs,
+        entropy=new.entropy.detach()[targets.slots],
+        rows=targets.rows,
+    )
+
+
+def _upper_range(options: TrainOptions) -> float:
+    """The upper clip range: as asked for, else symmetric to a lower one that was asked for, else the algorithm's own."""
+    if options.epsilon_high is not None:
+        return options.epsilon_high
+    preset = PRESETS[options.algorithm]
+    if options.epsilon is not None and preset.epsilon == preset.epsilon_high:
+        return options.epsilon
+    return preset.epsilon_high
+
+
+def _cut(members: Sequence[Member], minibatches: int, seed: int) -> list[list[Member]]:
+    """Deal trajectories, shuffled, into at most ``minibatches`` parts of nearly equal size."""
+    if minibatches == 1 or len(members) < 2:
+        return [list(members)] if members else []
+    order = np.random.default_rng(seed).permutation(len(members))
+    return [[members[i] for i in part] for part in np.array_split(order, min(minibatches, len(members)))]
+
+
+def _warn_of_skips(meter: StepMeter) -> list[str]:
+    if not meter.skipped:
+        return []
+    return [f"{meter.skipped} of {meter.skipped + meter.updates} updates were skipped: the gradient was not finite."]

@@ -1,0 +1,139 @@
+"""The trainer process: ``python -m art_backend.training.worker``.
+
+Commands arrive on standard input and events leave on standard output, one JSON object a line. Everything else that is
+printed goes to standard error, which is the log. Batches come in a file, named by the command. The process ends at once
+when its input ends: nothing is lost, because a checkpoint appears whole or not at all.
+
+    {"command": "setup", "setup": {…}, "threads": 2}    → {"event": "ready"}
+    {"command": "train", "batch": "/path/batch.json"}   → {"event": "progress", "done": …, "total": …}*, {"event": "result", …}
+    {"command": "release"}                              → {"event": "released"}
+    any failure                                         → {"event": "error", "code": …, "message": …, "param": …}
+"""
+
+import json
+import logging
+import os
+import queue
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+from art.wire import ErrorCode, LoraSpec, TokenRow, TrainOptions
+from art_backend.errors import ServiceError
+from art_backend.training.types import ModelSetup, ScoredTrajectory, StepInput, StepOutput
+
+_log = logging.getLogger("art_backend.training.worker")
+
+
+def encode_step(step: StepInput) -> str:
+    """The file format of a batch."""
+    groups = [
+        [{"reward": t.reward, "rows": [row.model_dump() for row in t.rows]} for t in group] for group in step.groups
+    ]
+    return json.dumps({"step": step.step, "options": step.options.model_dump(mode="json"), "groups": groups})
+
+
+def decode_step(content: str) -> StepInput:
+    data = json.loads(content)
+    groups = [
+        [ScoredTrajectory(t["reward"], [TokenRow.model_validate(row) for row in t["rows"]]) for t in group]
+        for group in data["groups"]
+    ]
+    return StepInput(groups=groups, options=TrainOptions.model_validate(data["options"]), step=data["step"])
+
+
+def encode_setup(setup: ModelSetup) -> dict[str, Any]:
+    return {
+        "base_path": str(setup.base_path),
+        "lora": setup.lora.model_dump(),
+        "max_sequence_length": setup.max_sequence_length,
+        "checkpoints": str(setup.checkpoints),
+        "precision": setup.precision,
+    }
+
+
+def decode_setup(data: dict[str, Any]) -> ModelSetup:
+    return ModelSetup(
+        base_path=Path(data["base_path"]),
+        lora=LoraSpec.model_validate(data["lora"]),
+        max_sequence_length=data["max_sequence_length"],
+        checkpoints=Path(data["checkpoints"]),
+        precision=data["precision"],
+    )
+
+
+def encode_output(output: StepOutput) -> dict[str, Any]:
+    return {**asdict(output), "checkpoint": str(output.checkpoint)}
+
+
+class _Events:
+    """Writes events to the stream that was standard output."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def send(self, event: str, **fields: Any) -> None:
+        self._stream.write(json.dumps({"event": event, **fields}) + "\n")
+        self._stream.flush()
+
+
+def _read_commands(commands: "queue.Queue[dict[str, Any]]") -> None:
+    for line in sys.stdin:
+        if line.strip():
+            commands.put(json.loads(line))
+    os._exit(0)  # the parent is gone, or wants us to be
+
+
+def _serve(commands: "queue.Queue[dict[str, Any]]", events: _Events) -> None:
+    import torch
+    from transformers.utils.logging import disable_progress_bar
+
+    from art_backend.training.trainer import Trainer
+
+    disable_progress_bar()
+    trainer: Trainer | None = None
+    while True:
+        command = commands.get()
+        try:
+            match command["command"]:
+                case "setup":
+                    if command["threads"]:
+                        torch.set_num_threads(command["threads"])
+                    trainer = Trainer(decode_setup(command["setup"]))
+                    events.send("ready")
+                case "train" if trainer is not None:
+                    step = decode_step(Path(command["batch"]).read_text())
+                    output = trainer.train(step, lambda done, total: events.send("progress", done=done, total=total))
+                    events.send("result", **encode_output(output))
+                case "release" if trainer is not None:
+                    trainer.release()
+                    events.send("released")
+                case unknown:
+                    raise ServiceError(f"Unknown trainer command {unknown!r}, or no setup before it.")
+        except ServiceError as error:
+            _log.warning("%s", error.message)
+            events.send("error", code=error.code, message=error.message, param=error.param)
+        except MemoryError:
+            _log.exception("Out of memory")
+            message = "The trainer ran out of memory. Lower micro_batch_tokens, or give it more memory."
+            events.send("error", code=ErrorCode.TRAINER_FAILED, message=message, param=None)
+        except Exception as error:  # noqa: BLE001
+            # The last line of defence of a long-lived process: whatever a step raises is an answer, not an exit.
+            _log.exception("A command failed")
+            message = f"The trainer raised {type(error).__name__}: {error}"
+            events.send("error", code=ErrorCode.TRAINER_FAILED, message=message, param=None)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    protocol = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # from here on, whatever prints, prints to the log
+    commands: queue.Queue[dict[str, Any]] = queue.Queue()
+    threading.Thread(target=_read_commands, args=(commands,), daemon=True, name="commands").start()
+    _serve(commands, _Events(protocol))
+
+
+if __name__ == "__main__":
+    main()
