@@ -1,0 +1,94 @@
+"""``art demo``."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, by the shells' convention."""
+
+
+def demo(
+    steps: Annotated[int, typer.Option(min=1, help="Training steps in all.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of opponents and adapter.")] = 1,
+    groups: Annotated[int, typer.Option(min=1, help="Opponents per step.")] = 8,
+    group_size: Annotated[int, typer.Option(min=2, help="Games against each opponent.")] = 16,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate of the adapter.")] = 3e-4,
+    episodes: Annotated[int, typer.Option(min=1, help="Held-out games before and after.")] = 200,
+    base_model: Annotated[
+        str, typer.Option(help="A local directory or a hub id.")
+    ] = "HuggingFaceTB/SmolLM2-135M-Instruct",
+    output: Annotated[
+        Path | None, typer.Option(help="Directory of the run; the same one resumes it. [default: .art/demo/seed-SEED]")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Set an earlier run in that directory aside.")] = False,
+    engine: Annotated[str, typer.Option(help="Inference engine of the local backend.")] = "torch",
+    backend: Annotated[
+        str | None, typer.Option(metavar="URL", help="Use the backend at this address instead of a local one.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="ART_API_KEY", help="Key of that backend.", show_envvar=True)
+    ] = None,
+) -> None:
+    """Train a small model at tic-tac-toe, and show it getting better.
+
+    It plays against a random opponent, learns from the results, and is tested before and after on opponents that it
+    never met. Ctrl-C stops it; the same command takes it up again.
+    """
+    import asyncio
+
+    from openai import APIError
+
+    from art.demo.display import Display, error_line
+    from art.demo.records import RunDirectory
+    from art.demo.run import DemoOptions, run_demo
+    from art.errors import ARTError
+
+    if learning_rate <= 0:
+        raise typer.BadParameter("it must be above 0.", param_hint="--learning-rate")
+    directory = (output or Path(".art", "demo", f"seed-{seed}")).resolve()
+    display = Display()
+    options = DemoOptions(
+        output=directory,
+        seed=seed,
+        steps=steps,
+        groups=groups,
+        group_size=group_size,
+        learning_rate=learning_rate,
+        episodes=episodes,
+        base_model=base_model,
+        engine=engine,
+        backend_url=backend,
+        api_key=api_key,
+    )
+    try:
+        if fresh and (old := RunDirectory(directory).set_aside()) is not None:
+            display.say(f"The earlier run is now in {old}.")
+        asyncio.run(run_demo(options, display))
+    except KeyboardInterrupt:
+        display.say()
+        display.say(f"Stopped. What was done is in {directory}. To go on:\n  {_same_command()}")
+        raise typer.Exit(INTERRUPTED) from None
+    except (ARTError, APIError, OSError) as error:
+        error_line(str(error))
+        display.say(f"What was done is in {directory}. To go on:\n  {_same_command()}")
+        raise typer.Exit(1) from None
+
+
+def _same_command() -> str:
+    """This command, without what would start anew; a key given on the command line is not repeated."""
+    words: list[str] = []
+    hide_next = False
+    for word in sys.argv[1:]:
+        if hide_next:
+            words.append("…")
+            hide_next = False
+        elif word.startswith("--api-key="):
+            words.append("--api-key=…")
+        elif word != "--fresh":
+            words.append(word)
+            hide_next = word == "--api-key"
+    return shlex.join(["art", *words]).replace("'…'", "…")

@@ -1,0 +1,36 @@
+"""``art serve``."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Others than this machine's own need a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    path: Annotated[Path, typer.Option(help="Directory of database, checkpoints and logs.")] = Path(".art"),
+    api_key: Annotated[
+        str, typer.Option(envvar="ART_API_KEY", show_default=False, help="Key of the service; a random one by default.")
+    ] = "",
+    engine: Annotated[str, typer.Option(help="Inference engine.")] = "torch",
+) -> None:
+    """Serve models and train them, for programs on this machine or others.
+
+    Point art.RemoteBackend(url, api_key) or any OpenAI client at it. Stop it with Ctrl-C.
+    """
+    from importlib.util import find_spec
+
+    if any(find_spec(module) is None for module in ("art_backend", "torch", "fastapi")):
+        typer.echo("Error: The backend is not installed. Install it: pip install 'art-trainer[backend]'", err=True)
+        raise typer.Exit(1)
+    arguments = ["--host", host, "--port", str(port), "--path", str(path), "--engine", engine]
+    # The key travels in the environment: arguments can be read by everyone on the machine.
+    environment = {**os.environ, "ART_API_KEY": api_key} if api_key else dict(os.environ)
+    command = [sys.executable, "-m", "art_backend", "serve", *arguments]
+    # The service takes this process's place, so that signals and exit codes are its own.
+    os.execve(sys.executable, command, environment)
