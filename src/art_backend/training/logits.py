@@ -56,13 +56,10 @@ class _ChunkedLogprobs(torch.autograd.Function):
         entropy = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
         for start, stop in _chunks(hidden.shape[0], head.shape[0]):
             scaled = _logits(hidden[start:stop], head).div_(temperatures[start:stop, None])
-            normaliser = scaled.logsumexp(dim=-1)
+            log_p = scaled.sub_(scaled.logsumexp(dim=-1, keepdim=True))
             first, last = _targets_of(slots, start, stop)
-            at = slots[first:last] - start
-            logprobs[first:last] = scaled[at, tokens[first:last]] - normaliser[at]
-            # H = log Z − Σ p·z
-            probabilities = (scaled - normaliser[:, None]).exp_()
-            entropy[start:stop] = normaliser - probabilities.mul_(scaled).sum(dim=-1)
+            logprobs[first:last] = log_p[slots[first:last] - start, tokens[first:last]]
+            entropy[start:stop] = -log_p.exp().mul_(log_p).sum(dim=-1)
         ctx.save_for_backward(hidden, head, temperatures, slots, tokens, entropy)
         return logprobs, entropy
 

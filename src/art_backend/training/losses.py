@@ -32,6 +32,9 @@ Surrogate = Callable[[Tensor, Tensor, Tensor, float, float], Tensor]
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this before ``exp``: e^20 is far outside of every clip range, and finite."""
 
+MIN_LOGPROB = -1e6
+"""Log-probabilities below this, −inf among them, count as this: a difference of two is then never NaN."""
+
 
 @dataclass(slots=True)
 class TokenBatch:
@@ -101,8 +104,11 @@ def policy_loss(
     def sane(values: Tensor) -> Tensor:
         return torch.where(trained, values, torch.zeros_like(values))
 
-    new, engine, advantages = sane(batch.logprobs), sane(batch.engine_logprobs), sane(batch.advantages)
-    start = new.detach() if batch.start_logprobs is None else sane(batch.start_logprobs)
+    def logs(values: Tensor) -> Tensor:
+        return sane(values).clamp(min=MIN_LOGPROB)
+
+    new, engine, advantages = logs(batch.logprobs), logs(batch.engine_logprobs), sane(batch.advantages)
+    start = new.detach() if batch.start_logprobs is None else logs(batch.start_logprobs)
     if importance_cap is None:
         correction, old = torch.ones_like(new), engine
     else:
@@ -116,7 +122,7 @@ def policy_loss(
     policy = -(weights * correction * objective).sum()
     kl = torch.zeros_like(policy)
     if batch.reference_logprobs is not None:
-        kl = (weights * k3(sane(batch.reference_logprobs), new)).sum()
+        kl = (weights * k3(logs(batch.reference_logprobs), new)).sum()
     with torch.no_grad():
         low = trained & (ratio < 1 - epsilon) & (advantages < 0)
         high = trained & (ratio > 1 + epsilon_high) & (advantages > 0)

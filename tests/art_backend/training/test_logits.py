@@ -1,0 +1,56 @@
+"""Chunked log-probabilities against the plain computation."""
+
+import pytest
+import torch
+
+from art_backend.training import logits
+from art_backend.training.logits import greedy_logprobs, target_logprobs
+
+
+@pytest.fixture(params=[1, 3 * 4 * 11, 10**6], ids=["one", "three", "all"])
+def chunk(request, monkeypatch):
+    """Positions per chunk."""
+    monkeypatch.setattr(logits, "CHUNK_BYTES", request.param)
+
+
+def problem():
+    torch.manual_seed(0)
+    hidden = torch.randn(7, 5, dtype=torch.float32, requires_grad=True)
+    head = torch.randn(11, 5)
+    temperatures = torch.tensor([1.0, 0.5, 2.0, 1.0, 1.0, 0.1, 1.0])
+    slots = torch.tensor([0, 0, 1, 2, 2, 2, 5, 6])  # several targets in one slot; slots without a target
+    tokens = torch.tensor([3, 3, 0, 1, 2, 10, 4, 5])
+    return hidden, head, temperatures, slots, tokens
+
+
+@pytest.mark.parametrize("entropy_weight", [0.0, 0.3])
+def test_values_and_gradients_equal_the_plain_computation(chunk, entropy_weight):
+    hidden, head, temperatures, slots, tokens = problem()
+    coefficients = torch.randn(8)
+    results = []
+    for chunked in (True, False):
+        hidden.grad = None
+        if chunked:
+            out = target_logprobs(hidden, head, temperatures, slots, tokens)
+            logprobs, entropy = out.logprobs, out.entropy
+        else:
+            log_p = torch.log_softmax(hidden @ head.T / temperatures[:, None], dim=-1)
+            logprobs, entropy = log_p[slots, tokens], -(log_p.exp() * log_p).sum(-1)
+        ((logprobs * coefficients).sum() + entropy_weight * entropy.sum()).backward()
+        results.append((logprobs.detach(), entropy.detach(), hidden.grad.clone()))
+    for ours, plain in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_greedy_logprobs(chunk):
+    hidden, head, *_ = problem()
+    expected = torch.log_softmax(hidden @ head.T, dim=-1).amax(-1)
+    torch.testing.assert_close(greedy_logprobs(hidden, head), expected)
+
+
+def test_no_targets_are_fine(chunk):
+    _, head, *_ = problem()
+    out = target_logprobs(
+        torch.empty(0, 5), head, torch.empty(0), torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
+    )
+    assert out.logprobs.shape == (0,)
