@@ -1,0 +1,236 @@
+"""Speaks the engine contract of docs/architecture.md to any engine: token ids in, token ids and log-probabilities out."""
+
+import json
+import re
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+
+from art_backend.inference.contract import Generation, GenerationDelta, Sampling
+
+PauseMode = Literal["keep", "wait", "abort"]
+SleepTag = Literal["weights", "kv_cache"]
+
+CONNECT_TIMEOUT_S = 5.0
+_SAMPLE_LINE = re.compile(r"([a-zA-Z_:][\w:]*(?:\{[^}]*\})?) ([^ ]+)")
+
+
+class EngineError(Exception):
+    """The engine refused a call, or failed in the middle of one.
+
+    Args:
+        status: HTTP status; 4xx means that the call was wrong.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"The engine answered {status}: {message}")
+        self.status = status
+        self.message = message
+
+
+class EngineUnreachableError(Exception):
+    """No answer, or half of one: the engine is not there, or died."""
+
+
+class EngineClient:
+    """One engine.
+
+    There is no deadline on answers: a paused engine answers late by design, and a dead one closes the connection. Wrap
+    calls in ``EngineProcess.guard`` where a deadline is needed.
+
+    Args:
+        base_url: Such as ``http://127.0.0.1:8123``.
+        http: Client to send through; ``None`` makes one, which ``close`` closes.
+    """
+
+    def __init__(self, base_url: str, api_key: str, http: httpx.AsyncClient | None = None) -> None:
+        self.base_url = base_url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
+        self._owns_http = http is None
+        self._http = http or httpx.AsyncClient(
+            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+            # every call in flight has its own connection; a limit would queue calls here, unseen by the engine
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0),
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Close the connections, unless they belong to somebody else's client."""
+        if self._owns_http:
+            await self._http.aclose()
+
+    async def generate(
+        self, model: str, token_ids: list[int], sampling: Sampling, request_id: str | None = None
+    ) -> Generation:
+        """Sample one completion of ``token_ids``.
+
+        Cancelling the call ends the sampling.
+
+        Raises:
+            EngineError: 404 for an unknown model, 400 for a prompt that is too long or a bad setting.
+            EngineUnreachableError: The engine is not there, or died.
+        """
+        body = _generate_body(model, token_ids, sampling, request_id, stream=False)
+        response = await self._call("POST", "/inference/v1/generate", body)
+        delta = _parse_delta(_json(response))
+        if delta.finish_reason is None:
+            raise EngineError(502, "The answer has no finish_reason.")
+        return Generation(delta.token_ids, delta.logprobs, delta.top_logprobs, delta.finish_reason)
+
+    async def stream(
+        self, model: str, token_ids: list[int], sampling: Sampling, request_id: str | None = None
+    ) -> AsyncIterator[GenerationDelta]:
+        """Like ``generate``, token by token. Closing the iterator ends the sampling."""
+        body = _generate_body(model, token_ids, sampling, request_id, stream=True)
+        request = self._http.build_request(
+            "POST", f"{self.base_url}/inference/v1/generate", content=body, headers=self._headers
+        )
+        finished = False
+        try:
+            response = await self._http.send(request, stream=True)
+            try:
+                if response.status_code >= 400:
+                    await response.aread()
+                    raise _error(response)
+                async for line in response.aiter_lines():
+                    if not line.startswith("data:"):
+                        continue
+                    data = line[5:].strip()
+                    if data == "[DONE]":
+                        break
+                    event = json.loads(data)
+                    if "error" in event:
+                        raise EngineError(int(event["error"].get("code") or 500), str(event["error"].get("message")))
+                    delta = _parse_delta(event)
+                    finished = finished or delta.finish_reason is not None
+                    yield delta
+            finally:
+                await response.aclose()
+        except httpx.TransportError as error:
+            raise _unreachable(self.base_url, error) from error
+        if not finished:
+            raise EngineUnreachableError(f"The engine at {self.base_url} ended a stream before its last token.")
+
+    async def load_adapter(self, name: str, path: Path) -> None:
+        """Serve the PEFT directory ``path`` as ``name``; the path must be readable by the engine."""
+        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
+
+    async def unload_adapter(self, name: str) -> None:
+        """Stop serving ``name``. Completions in flight finish on it."""
+        await self._post("/v1/unload_lora_adapter", {"lora_name": name})
+
+    async def models(self) -> list[str]:
+        """Names that are served: the base model and each adapter."""
+        return [row["id"] for row in (await self._get("/v1/models"))["data"]]
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        """Stop computing. ``keep`` freezes what is in flight, ``wait`` lets it finish, ``abort`` ends it."""
+        await self._post("/pause", params={"mode": mode})
+
+    async def resume(self) -> None:
+        """Go on after ``pause``."""
+        await self._post("/resume")
+
+    async def is_paused(self) -> bool:
+        return bool((await self._get("/is_paused"))["is_paused"])
+
+    async def sleep(self, level: int = 1) -> None:
+        """Free the accelerator's memory. Pause first."""
+        await self._post("/sleep", params={"level": level})
+
+    async def wake_up(self, tags: Iterable[SleepTag] = ()) -> None:
+        """Take back the memory of ``tags``; of both where none is named."""
+        await self._post("/wake_up", params={"tags": list(tags)})
+
+    async def is_sleeping(self) -> bool:
+        return bool((await self._get("/is_sleeping"))["is_sleeping"])
+
+    async def health(self) -> None:
+        """Return if the engine lives and knows our key; costs it nothing."""
+        await self._call("GET", "/health")
+
+    async def metrics(self) -> dict[str, float]:
+        """Samples of ``/metrics``, by name (with labels, where a sample has them)."""
+        text = (await self._call("GET", "/metrics")).text
+        lines = (line for line in text.splitlines() if line and not line.startswith("#"))
+        return {match[1]: float(match[2]) for line in lines if (match := _SAMPLE_LINE.match(line))}
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        return _json(await self._call("GET", path))
+
+    async def _post(self, path: str, body: dict[str, Any] | None = None, params: dict[str, Any] | None = None) -> None:
+        await self._call("POST", path, None if body is None else json.dumps(body).encode(), params)
+
+    async def _call(
+        self, method: str, path: str, content: bytes | None = None, params: dict[str, Any] | None = None
+    ) -> httpx.Response:
+        try:
+            response = await self._http.request(
+                method, f"{self.base_url}{path}", content=content, params=params, headers=self._headers
+            )
+        except httpx.TransportError as error:
+            raise _unreachable(self.base_url, error) from error
+        if response.status_code >= 400:
+            raise _error(response)
+        return response
+
+
+def _generate_body(
+    model: str, token_ids: list[int], sampling: Sampling, request_id: str | None, *, stream: bool
+) -> bytes:
+    params: dict[str, Any] = {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": 0 if sampling.top_k is None else sampling.top_k,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "stop_token_ids": sampling.stop_token_ids,
+        "logprobs": sampling.top_logprobs,
+    }
+    if sampling.seed is not None:
+        params["seed"] = sampling.seed
+    body: dict[str, Any] = {"model": model, "token_ids": token_ids, "sampling_params": params, "stream": stream}
+    if request_id is not None:
+        body["request_id"] = request_id
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _parse_delta(body: dict[str, Any]) -> GenerationDelta:
+    try:
+        choice = body["choices"][0]
+        content = choice["logprobs"]["content"] if choice["token_ids"] else []
+        return GenerationDelta(
+            token_ids=choice["token_ids"],
+            logprobs=[entry["logprob"] for entry in content],
+            top_logprobs=[[(top["token_id"], top["logprob"]) for top in entry["top_logprobs"]] for entry in content],
+            finish_reason=choice["finish_reason"],
+        )
+    except (KeyError, IndexError, TypeError) as error:
+        raise EngineError(502, f"The answer does not have the contract's shape: {error!r}.") from error
+
+
+def _json(response: httpx.Response) -> dict[str, Any]:
+    try:
+        body = json.loads(response.content)
+    except ValueError as error:
+        raise EngineError(502, f"The answer is not JSON: {error}.") from error
+    if not isinstance(body, dict):
+        raise EngineError(502, "The answer is not a JSON object.")
+    return body
+
+
+def _error(response: httpx.Response) -> EngineError:
+    try:
+        message = json.loads(response.content)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = response.text[:500] or response.reason_phrase
+    return EngineError(response.status_code, str(message))
+
+
+def _unreachable(base_url: str, error: httpx.TransportError) -> EngineUnreachableError:
+    return EngineUnreachableError(f"The engine at {base_url} does not answer: {type(error).__name__} {error}".rstrip())

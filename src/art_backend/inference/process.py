@@ -1,0 +1,172 @@
+"""The engine as a child process: started on a free loopback port with a key of its own, watched, ended by id.
+
+How an engine is started is a ``Launcher``'s business: the embedded engine's is here, others' stand beside it.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from art_backend.inference.client import EngineClient, EngineError, EngineUnreachableError
+from art_backend.process import ChildProcess, ProcessDiedError
+
+T = TypeVar("T")
+
+_POLL_S = 0.1
+_DEATH_GRACE_S = 1.0
+
+CPU_ENVIRONMENT = {
+    # waiting threads sleep instead of spinning: with spinning, one other busy process on the machine slows the
+    # engine's matrix products by an order of magnitude
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # freed buffers stay with the process: asking the system for fresh pages costs more than the arithmetic on them
+    "MALLOC_MMAP_THRESHOLD_": str(256 * 2**20),
+    "MALLOC_TRIM_THRESHOLD_": str(512 * 2**20),
+}
+"""Defaults for processes that compute on a CPU; what the user has set wins."""
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What to serve, and how much of it."""
+
+    model_path: Path
+    served_name: str
+    """Name of the base model in requests."""
+    log_path: Path
+    max_model_len: int | None = None
+    """Longest prompt plus completion, in tokens; ``None`` takes the model's own limit."""
+    max_num_seqs: int = 64
+    """Most sequences computed at the same time; more wait."""
+    max_loras: int = 8
+    """Most adapter versions loaded at the same time."""
+    max_lora_rank: int = 64
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    threads: int | None = None
+    """CPU threads; ``None`` takes one per core."""
+    kv_cache_mib: int = 1280
+    """Size of the KV cache. On a CPU it is an upper limit: memory is used as it fills."""
+    start_timeout_s: float = 1800.0
+    """Cap on the start-up; the engine's death ends the wait at once."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to start one engine."""
+
+    name: str
+    argv: list[str]
+    env: dict[str, str] = field(default_factory=dict)
+
+
+Launcher = Callable[[EngineSettings, int, str], Launch]
+"""Takes settings, port and key."""
+
+
+def torch_engine(settings: EngineSettings, port: int, api_key: str) -> Launch:
+    """Launch the embedded engine."""
+    argv = [sys.executable, "-m", "art_backend.inference.torch_engine"]
+    argv += ["--model", str(settings.model_path), "--served-model-name", settings.served_name, "--port", str(port)]
+    argv += ["--max-num-seqs", str(settings.max_num_seqs), "--dtype", settings.dtype]
+    argv += ["--max-loras", str(settings.max_loras), "--max-lora-rank", str(settings.max_lora_rank)]
+    argv += ["--kv-cache-mib", str(settings.kv_cache_mib)]
+    if settings.max_model_len is not None:
+        argv += ["--max-model-len", str(settings.max_model_len)]
+    if settings.threads is not None:
+        argv += ["--threads", str(settings.threads)]
+    defaults = {name: value for name, value in CPU_ENVIRONMENT.items() if name not in os.environ}
+    return Launch(name="engine", argv=argv, env={**defaults, "ART_ENGINE_KEY": api_key})
+
+
+class EngineProcess:
+    """A running engine and its client. Use ``await EngineProcess.start(settings)``."""
+
+    def __init__(self, settings: EngineSettings, child: ChildProcess, client: EngineClient) -> None:
+        self.settings = settings
+        self.client = client
+        self._child = child
+
+    @classmethod
+    async def start(cls, settings: EngineSettings, launcher: Launcher = torch_engine) -> "EngineProcess":
+        """Start an engine; return once it answers with our key.
+
+        Raises:
+            ProcessDiedError: It ended before it was ready; the message holds the tail of its log.
+            DeadlineExceededError: It lives but was not ready within ``settings.start_timeout_s``.
+        """
+        port, api_key = free_port(), secrets.token_urlsafe(24)
+        launch = launcher(settings, port, api_key)
+        child = await ChildProcess.start(launch.argv, name=launch.name, log_path=settings.log_path, env=launch.env)
+        client = EngineClient(f"http://127.0.0.1:{port}", api_key)
+        engine = cls(settings, child, client)
+        ready = False
+        try:
+            await child.guard(_answering(client), deadline_s=settings.start_timeout_s, doing="its start-up")
+            ready = True
+        finally:
+            if not ready:
+                await engine.stop()
+        return engine
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._child.alive
+
+    def describe_death(self) -> str:
+        """How it ended, with the tail of its log."""
+        return self._child.describe_death()
+
+    async def wait(self) -> int:
+        """Wait until it ends; return its exit code."""
+        return await self._child.wait()
+
+    async def guard(self, awaitable: Awaitable[T], *, deadline_s: float | None, doing: str) -> T:
+        """Await a call to ``client``.
+
+        Raises:
+            ProcessDiedError: The engine ended, before or during the call.
+            DeadlineExceededError: It lives but did not answer within ``deadline_s``.
+        """
+        try:
+            return await self._child.guard(awaitable, deadline_s=deadline_s, doing=doing)
+        except EngineUnreachableError as error:
+            # its connections close a moment before its death is seen
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._child.wait(), _DEATH_GRACE_S)
+            if not self.alive:
+                raise ProcessDiedError(self.describe_death()) from error
+            raise
+
+    async def stop(self) -> None:
+        """End the engine and everything it started."""
+        await self._child.stop()
+        await self.client.close()
+
+
+async def _answering(client: EngineClient) -> None:
+    """Return when the engine accepts our key."""
+    while True:
+        try:
+            await client.health()
+        except (EngineUnreachableError, EngineError):
+            await asyncio.sleep(_POLL_S)
+        else:
+            return
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
