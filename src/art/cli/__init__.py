@@ -38,4 +38,4 @@ def _common(
 
 def main() -> None:
     """Entry point of the ``art`` command."""
-    app()
+    app(prog_name="art")

@@ -49,6 +49,8 @@ def demo(
 
     if learning_rate <= 0:
         raise typer.BadParameter("it must be above 0.", param_hint="--learning-rate")
+    if backend is not None and not backend.startswith(("http://", "https://")):
+        raise typer.BadParameter("give an address such as http://127.0.0.1:8000.", param_hint="--backend")
     directory = (output or Path(".art", "demo", f"seed-{seed}")).resolve()
     display = Display()
     options = DemoOptions(

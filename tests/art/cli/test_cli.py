@@ -1,0 +1,97 @@
+"""The command line, as real processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def art(*arguments: str, cwd: Path | None = None, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-c", "from art.cli import main; main()", *arguments],
+        text=True,
+        capture_output=True,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "80", **environment},
+        timeout=120,
+    )
+
+
+def test_help_names_every_command_and_fits_80_columns() -> None:
+    finished = art("--help")
+    assert finished.returncode == 0
+    for part in ("demo", "serve", "--version", "--install-completion", "Start here"):
+        assert part in finished.stdout
+    assert max(map(len, finished.stdout.splitlines())) <= 80
+
+
+def test_no_argument_shows_the_help() -> None:
+    assert "Usage: art [OPTIONS] COMMAND" in art().stdout + art().stderr
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom art.cli import app\n"
+        "heavy = {'torch', 'openai', 'httpx', 'art_backend', 'transformers', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_version_is_the_package_s() -> None:
+    from importlib.metadata import version
+
+    assert art("--version").stdout == f"art {version('art-trainer')}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["demo", "--steps", "0"], "--steps"),
+        (["demo", "--group-size", "1"], "--group-size"),
+        (["demo", "--learning-rate", "0"], "--learning-rate"),
+        (["demo", "--backend", "localhost:8000"], "--backend"),
+        (["serve", "--port", "70000"], "--port"),
+        (["demo", "--no-such-option"], "--no-such-option"),
+    ],
+)
+def test_a_bad_option_is_named(arguments: list[str], named: str) -> None:
+    finished = art(*arguments)
+    assert finished.returncode == 2
+    assert named in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
+def test_a_model_that_does_not_exist_ends_the_demo_with_the_reason(tmp_path: Path) -> None:
+    finished = art("demo", "--base-model", "/no/such/model", "--output", str(tmp_path / "run"))
+    assert finished.returncode == 1
+    assert "/no/such/model does not exist" in finished.stderr
+    assert "Traceback" not in finished.stderr + finished.stdout
+
+
+def test_a_backend_that_is_not_there_ends_the_demo_without_repeating_its_key(tmp_path: Path) -> None:
+    finished = art(
+        "demo",
+        "--backend",
+        "http://127.0.0.1:9",
+        "--api-key",
+        "secret-key",
+        "--output",
+        str(tmp_path / "run"),
+        "--fresh",
+    )
+    assert finished.returncode == 1
+    assert "Error:" in finished.stderr
+    assert "secret-key" not in finished.stderr + finished.stdout
+    assert "--api-key …" in finished.stdout
+    assert "--fresh" not in finished.stdout
+
+
+def test_serving_other_machines_needs_a_key(tmp_path: Path) -> None:
+    finished = art("serve", "--host", "0.0.0.0", "--port", "0", "--path", str(tmp_path), ART_API_KEY="")
+    assert finished.returncode == 1
+    assert "without a key" in finished.stderr
+    assert "Traceback" not in finished.stderr
