@@ -42,6 +42,11 @@ class ServedModel(Protocol):
     @property
     def name(self) -> str: ...
     @property
+    def step(self) -> int:
+        """The latest policy version."""
+        ...
+
+    @property
     def renderer(self) -> ChatRenderer: ...
     @property
     def max_sequence_length(self) -> int:

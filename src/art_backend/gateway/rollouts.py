@@ -1,0 +1,38 @@
+"""The control API's routes for rollouts."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter, Depends
+
+from art.wire import API_PREFIX, CreateRollout, RolloutInfo, RolloutRows
+from art_backend.store.captures import CaptureStore
+
+
+def build_rollouts(
+    captures: CaptureStore, require_service: Callable[..., None], require_model: Callable[[str, str], Any]
+) -> APIRouter:
+    """Return the router.
+
+    Args:
+        require_service: Dependency that lets only the service's key pass.
+        require_model: Raises NotFoundError for a model that is not served.
+    """
+    router = APIRouter(prefix=API_PREFIX, tags=["rollouts"], dependencies=[Depends(require_service)])
+
+    @router.post("/rollouts")
+    async def create_rollout(body: CreateRollout) -> RolloutInfo:
+        """Make a rollout and its key. The key is told this once."""
+        require_model(body.project, body.model)
+        return captures.create_rollout(body.project, body.model, body.step, body.metadata)
+
+    @router.get("/rollouts/{rollout}")
+    async def get_rollout(rollout: str) -> RolloutInfo:
+        return captures.get(rollout)
+
+    @router.get("/rollouts/{rollout}/trajectory")
+    async def get_rows(rollout: str) -> RolloutRows:
+        """The rows that would be trained: exact ids, in order."""
+        return captures.rows(rollout)
+
+    return router
