@@ -1,6 +1,6 @@
 """The control API: models, training, jobs, checkpoints, metrics and health under ``/api/v1``."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from importlib.metadata import version
 from typing import Annotated
 
@@ -28,14 +28,20 @@ EVENT_KEEP_ALIVE_S = 10.0
 """An event stream never stays silent for longer, so that proxies and clients can tell it from a dead one."""
 
 
-def build_api(service: Service) -> APIRouter:
-    """Return the router of the control API. All of it but ``health`` and ``version`` needs the service's key."""
+def service_only(service: Service) -> Callable[[Request], None]:
+    """Return a dependency that lets only the service's key pass."""
 
     def require_service(request: Request) -> None:
         service.keyring.require_service(read_key(request.headers))
 
+    return require_service
+
+
+def build_api(service: Service) -> APIRouter:
+    """Return the router of the control API. All of it but ``health`` and ``version`` needs the service's key."""
+
     open_router = APIRouter(prefix=API_PREFIX, tags=["service"])
-    router = APIRouter(prefix=API_PREFIX, dependencies=[Depends(require_service)])
+    router = APIRouter(prefix=API_PREFIX, dependencies=[Depends(service_only(service))])
 
     @open_router.get("/health")
     async def get_health() -> Health:

@@ -11,8 +11,10 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from art.wire import ApiError, ApiErrorBody, ErrorCode
-from art_backend.api import build_api
+from art_backend.api import build_api, service_only
 from art_backend.errors import ServiceError
+from art_backend.gateway.app import build_gateway
+from art_backend.gateway.rollouts import build_rollouts
 from art_backend.service import Service
 
 _log = logging.getLogger(__name__)
@@ -41,6 +43,8 @@ def build_app(service: Service, on_start: Callable[[], None] = lambda: None) -> 
         responses={"4XX": {"model": ApiError}, "5XX": {"model": ApiError}},
     )
     app.include_router(build_api(service))
+    app.include_router(build_rollouts(service.captures, service_only(service), service.policy))
+    app.include_router(build_gateway(service, service.captures, service.keyring.identify))
 
     @app.exception_handler(ServiceError)
     async def answer_service_error(_: Request, error: ServiceError) -> JSONResponse:

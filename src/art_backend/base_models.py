@@ -107,6 +107,11 @@ def find_base_model(name: str, *, cache: Path | None = None, on_progress: OnProg
     raise _not_available(name, tried)
 
 
+def context_length(directory: Path) -> int | None:
+    """Longest sequence, in tokens, that the model in ``directory`` was made for; ``None`` if it does not say."""
+    return json.loads((directory / "config.json").read_text()).get("max_position_embeddings")
+
+
 def missing_files(directory: Path) -> list[str]:
     """What ``directory`` lacks to be a base model; empty when it is complete."""
     missing = [name for name in ("config.json", "tokenizer_config.json") if not (directory / name).is_file()]

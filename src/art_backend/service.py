@@ -16,7 +16,7 @@ from art.wire import (
     TrainTrajectory,
 )
 from art_backend.auth import Keyring
-from art_backend.base_models import find_base_model
+from art_backend.base_models import context_length, find_base_model
 from art_backend.errors import BadRequestError, NotFoundError, ServiceError
 from art_backend.gateway.ports import Identity, ServedModel
 from art_backend.gateway.render import ChatRenderer
@@ -107,7 +107,7 @@ class Service:
         path = await asyncio.to_thread(find_base_model, spec.base_model, cache=self.settings.cache)
         host = self._host(spec.base_model, path)
         max_length = min(spec.max_sequence_length or self.settings.max_sequence_length, host.settings.max_model_len)
-        renderer = await asyncio.to_thread(ChatRenderer.load, path)
+        renderer = await asyncio.to_thread(ChatRenderer.load, path, spec.base_model)
         self._policies[spec.project, spec.name] = ServedPolicy(
             project=spec.project,
             name=spec.name,
@@ -131,10 +131,11 @@ class Service:
 
     def _host(self, base_model: str, path: Path) -> EngineHost:
         if base_model not in self._hosts:
+            limit = context_length(path)
             settings = EngineSettings(
                 model_path=path,
                 served_name=base_model,
-                max_model_len=self.settings.max_sequence_length,
+                max_model_len=min(self.settings.max_sequence_length, limit or self.settings.max_sequence_length),
                 max_num_seqs=self.settings.max_concurrent_sequences,
                 threads=self.settings.threads,
                 log_path=self.settings.log_dir / "engine.log",

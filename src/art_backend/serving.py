@@ -12,7 +12,7 @@ Invariants:
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from art.wire import ProcessHealth
@@ -78,11 +78,18 @@ class EngineHost:
     Args:
         settings: How to start it.
         gate: Closed while its weights change.
+        start: Starts an engine.
     """
 
-    def __init__(self, settings: EngineSettings, gate: Gate) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        gate: Gate,
+        start: Callable[[EngineSettings], Awaitable[EngineProcess]] = EngineProcess.start,
+    ) -> None:
         self.settings = settings
         self.gate = gate
+        self._start = start
         self.adapters: dict[str, Path] = {}
         """Adapters loaded in the running engine, by name."""
         self._process: EngineProcess | None = None
@@ -106,7 +113,7 @@ class EngineHost:
                     f"{self.settings.log_path}. Restart the service when the cause is removed."
                 )
             try:
-                self._process = await EngineProcess.start(self.settings)
+                self._process = await self._start(self.settings)
             except (ProcessDiedError, DeadlineExceededError) as error:
                 self._deaths += 1
                 raise EngineFailedError(str(error)) from error

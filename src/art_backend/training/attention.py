@@ -2,22 +2,22 @@
 
 Three ways to the same numbers, chosen by the device:
 
-- ``branches`` (CPU): each branch of the tree is one attention call over its own path, so nothing is computed for pairs that
-  do not attend to each other.
+- ``branches`` (CPU): each branch of the tree attends to its own path and nothing else, by plain matrix products.
 - ``flex`` (CUDA): FlexAttention with the block mask of the tree.
 - ``dense``: SDPA with a [T, T] mask. Simple; what the others are tested against.
 
 The model is told through transformers' public ``AttentionInterface`` and the keyword arguments that its layers pass on.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from art_backend.training.packing import Pack
@@ -27,35 +27,52 @@ Kind = Literal["branches", "flex", "dense"]
 BRANCH_ATTENTION = "art_prefix_tree"
 """Name under which branch attention is known to transformers."""
 
+QUERY_BLOCK = 128
+"""Most queries of one block of branch attention."""
+
 IMPLEMENTATIONS: dict[Kind, str] = {"branches": BRANCH_ATTENTION, "flex": "flex_attention", "dense": "sdpa"}
 """The ``attn_implementation`` that a model is loaded with."""
 
 
 @dataclass(slots=True)
-class TreeBranch:
-    """One branch, as attention needs it."""
+class QueryBlock:
+    """Consecutive tokens of one branch, and where they look."""
 
     start: int
     stop: int
-    path: Tensor
-    """[L] int64; packed positions of the ancestors and of the branch itself, in order."""
-    mask: Tensor
-    """[stop − start, L] bool; true where a token of the branch may look."""
+    keys: slice | Tensor
+    """Packed positions of the path from the root to ``stop``, L in all: a range where they are one, else [L] int64."""
+    length: int
+    """L"""
 
 
 def attention_arguments(kind: Kind, pack: Pack, device: torch.device) -> dict[str, Any]:
     """Keyword arguments for the model's forward pass over ``pack``."""
-    ends = torch.from_numpy(pack.ends).to(device)
     match kind:
         case "branches":
-            return {
-                "attention_mask": None,
-                "tree": [_branch(b.start, b.stop, b.ancestors, device) for b in pack.branches],
-            }
+            return {"attention_mask": None, "blocks": query_blocks(pack, device)}
         case "flex":
-            return {"attention_mask": block_mask(ends)}
+            return {"attention_mask": block_mask(torch.from_numpy(pack.ends).to(device))}
         case "dense":
-            return {"attention_mask": dense_mask(ends)[None, None]}
+            return {"attention_mask": dense_mask(torch.from_numpy(pack.ends).to(device))[None, None]}
+
+
+def query_blocks(pack: Pack, device: torch.device, size: int = QUERY_BLOCK) -> list[QueryBlock]:
+    """Cut the branches of a pack into blocks of at most ``size`` tokens.
+
+    A part of a branch is a branch itself, whose ancestors include the parts before it; small blocks leave out most of the
+    pairs that causality forbids, and bound the memory of the scores.
+    """
+    blocks: list[QueryBlock] = []
+    for branch in pack.branches:
+        path = np.concatenate([branch.ancestors, np.arange(branch.start, branch.stop)])
+        for start in range(branch.start, branch.stop, size):
+            stop = min(start + size, branch.stop)
+            length = branch.ancestors.size + stop - branch.start
+            together = int(path[length - 1] - path[0]) == length - 1
+            keys = slice(int(path[0]), stop) if together else torch.from_numpy(path[:length]).to(device)
+            blocks.append(QueryBlock(start, stop, keys, length))
+    return blocks
 
 
 def dense_mask(ends: Tensor) -> Tensor:
@@ -74,13 +91,6 @@ def block_mask(ends: Tensor) -> BlockMask:
     return create_block_mask(attends, None, None, size, size, device=str(ends.device))
 
 
-def _branch(start: int, stop: int, ancestors: Any, device: torch.device) -> TreeBranch:
-    own = torch.arange(start, stop, device=device)
-    path = torch.cat([torch.from_numpy(ancestors).to(device), own])
-    mask = torch.ones(stop - start, path.shape[0], dtype=torch.bool, device=device).tril(path.shape[0] - (stop - start))
-    return TreeBranch(start, stop, path, mask)
-
-
 def branch_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -88,12 +98,12 @@ def branch_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    tree: list[TreeBranch],
+    blocks: list[QueryBlock],
     scaling: float | None = None,
     dropout: float = 0.0,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention of every branch over its path.
+    """Attention of every block over its path, as transformers calls it.
 
     Args:
         query: [1, heads, T, D].
@@ -103,20 +113,102 @@ def branch_attention(
     Returns:
         Output [1, T, heads, D], and no weights.
     """
-    grouped = query.shape[1] != key.shape[1]
-    outputs = [
-        scaled_dot_product_attention(
-            query[:, :, branch.start : branch.stop],
-            key.index_select(2, branch.path),
-            value.index_select(2, branch.path),
-            attn_mask=branch.mask[None, None],
-            dropout_p=dropout,
-            scale=scaling,
-            enable_gqa=grouped,
-        )
-        for branch in tree
-    ]
-    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+    if dropout:
+        raise ValueError("Tree attention has no dropout; set attention_dropout to 0.")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    output = _BranchAttention.apply(query[0], key[0], value[0], blocks, scale)
+    return output[None], None  # pyright: ignore[reportOptionalSubscript]
+
+
+class _BranchAttention(torch.autograd.Function):
+    """softmax(q·kᵀ·scale)·v, block by block; the weights are computed again in the backward pass instead of kept.
+
+    Query heads that share a key head (G of them) are folded into the rows of one matrix, so each block is a few batched
+    products [key heads, G·n, …]. Scores, softmax and the sums over blocks are float32, whatever the compute type.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: list[QueryBlock], scale: float) -> Tensor:
+        heads, size, width = query.shape
+        output = torch.empty(size, heads, width, dtype=query.dtype, device=query.device)
+        for block in blocks:
+            q, k, v = _fold(query, block, key.shape[0]), _select(key, block), _select(value, block)
+            mixed = torch.bmm(_attend(q, k, block, scale).to(v.dtype), v)
+            _unfold(output.transpose(0, 1), block, mixed)
+        ctx.save_for_backward(query, key, value)
+        ctx.blocks, ctx.scale = blocks, scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors
+        grad_output = grads[0].transpose(0, 1)
+        grad_query = torch.empty_like(query)
+        grad_key = torch.zeros(key.shape, dtype=torch.float32, device=key.device)
+        grad_value = torch.zeros_like(grad_key)
+        for block in ctx.blocks:
+            q, k, v = _fold(query, block, key.shape[0]), _select(key, block), _select(value, block)
+            g = _fold(grad_output, block, key.shape[0])
+            weights = _attend(q, k, block, ctx.scale)
+            _accumulate(grad_value, block, torch.bmm(weights.to(g.dtype).transpose(1, 2), g))
+            # dS = P · (dP − Σ P·dP) · scale
+            grad_scores = scores(g, v).mul_(weights)
+            grad_scores.sub_(weights.mul_(grad_scores.sum(-1, keepdim=True))).mul_(ctx.scale)
+            grad_scores = grad_scores.to(q.dtype)
+            _unfold(grad_query, block, torch.bmm(grad_scores, k))
+            _accumulate(grad_key, block, torch.bmm(grad_scores.transpose(1, 2), q))
+        return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None, None
+
+
+def scores(a: Tensor, b: Tensor) -> Tensor:
+    """a·bᵀ in float32, for [B, n, D] and [B, m, D].
+
+    From bfloat16 it takes two products at the speed of bfloat16: the second computes what rounding the first one lost.
+    """
+    b = b.transpose(1, 2)
+    if a.dtype == torch.float32:
+        return torch.bmm(a, b)
+    rounded = torch.bmm(a, b)
+    lost = torch.baddbmm(rounded, a, b, beta=-1)
+    return rounded.float().add_(lost)
+
+
+def _attend(q: Tensor, k: Tensor, block: QueryBlock, scale: float) -> Tensor:
+    """Attention weights of a block: [key heads, G·n, L] float32."""
+    n = block.stop - block.start
+    s = scores(q, k).mul_(scale)
+    s.view(k.shape[0], -1, n, block.length)[..., block.length - n :].add_(_causal(n, q.device))
+    return torch.softmax(s, dim=-1, out=s)
+
+
+@functools.lru_cache(maxsize=256)
+def _causal(n: int, device: torch.device) -> Tensor:
+    """[n, n]: −inf above the diagonal, 0 elsewhere."""
+    return torch.full((n, n), float("-inf"), device=device).triu_(1)
+
+
+def _fold(x: Tensor, block: QueryBlock, groups: int) -> Tensor:
+    """[heads, T, D] → the block's [groups, heads/groups · n, D]."""
+    return x[:, block.start : block.stop].reshape(groups, -1, x.shape[-1])
+
+
+def _unfold(target: Tensor, block: QueryBlock, x: Tensor) -> None:
+    """The inverse of ``_fold``, written into ``target`` [heads, T, D]."""
+    n = block.stop - block.start
+    target[:, block.start : block.stop] = x.view(target.shape[0], n, x.shape[-1])
+
+
+def _select(x: Tensor, block: QueryBlock) -> Tensor:
+    """The block's keys or values: [key heads, L, D]."""
+    return x[:, block.keys] if isinstance(block.keys, slice) else x.index_select(1, block.keys)
+
+
+def _accumulate(total: Tensor, block: QueryBlock, x: Tensor) -> None:
+    """Add [key heads, L, D] at the block's keys."""
+    if isinstance(block.keys, slice):
+        total[:, block.keys] += x
+    else:
+        total.index_add_(1, block.keys, x.float())
 
 
 _forward: Callable[..., tuple[Tensor, None]] = branch_attention

@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from art.wire import LoraSpec
 from art_backend.errors import ModelNotAvailableError
 from art_backend.training.attention import IMPLEMENTATIONS, Kind, attention_arguments
+from art_backend.training.lora import FusedLoraLinear
 from art_backend.training.packing import Pack
 from art_backend.training.types import Precision
 
@@ -57,6 +58,8 @@ class Policy:
             bias="none",
             task_type="CAUSAL_LM",
         )
+        # PEFT's documented way to bring one's own layers (developer guide, "Custom models").
+        config._register_custom_module({torch.nn.Linear: FusedLoraLinear})
         with torch.random.fork_rng():
             torch.manual_seed(lora.seed)
             try:

@@ -59,15 +59,20 @@ class Group:
             [piece.blocks + [0] * (width - len(piece.blocks)) for piece in pieces], device=device
         )
         self.device = device
-        self.padded = any(piece.count < self.queries for piece in pieces)
         first = pieces[0].row
         self.rows_BQ: slice | Tensor = slice(first, first + self.size * self.queries)
-        if self.padded:
+        """Where the queries are in the step; padding repeats a piece's last query."""
+        self.rows_N = self.rows_BQ
+        """The same without padding: where the results go."""
+        self.real_N: Tensor | None = None
+        """Which of the ``B * Q`` results are not padding; ``None`` where all are."""
+        if any(piece.count < self.queries for piece in pieces):
             offsets = torch.arange(self.queries, device=device)
             counts = torch.tensor([piece.count for piece in pieces], device=device)[:, None]
             starts = torch.tensor([piece.row for piece in pieces], device=device)[:, None]
             self.rows_BQ = (starts + offsets.minimum(counts - 1)).flatten()
-            self.real_B = (offsets < counts).flatten().nonzero()[:, 0]
+            self.real_N = (offsets < counts).flatten().nonzero()[:, 0]
+            self.rows_N = slice(first, first + len(self.real_N))
         self._masks: dict[int | None, tuple[int, Tensor]] = {}
 
     def mask(self, window: int | None, dtype: torch.dtype) -> tuple[int, Tensor]:
@@ -132,11 +137,10 @@ class AttentionStep:
                 full = F.pad(mask, (first, 0)).expand(kv, B, heads // kv, Q, L).reshape(kv * B, -1, L)
                 mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=full, scale=1.0)
             mixed = mixed.view(kv, B, heads // kv, Q, dim).permute(1, 3, 0, 2, 4)
-            if group.padded:
-                real = group.real_B
-                out_NHD[group.rows_BQ[real]] = mixed.reshape(B * Q, heads, dim)[real]
+            if group.real_N is None:
+                out_NHD[group.rows_N].view(mixed.shape).copy_(mixed)
             else:
-                out_NHD[group.rows_BQ].view(B, Q, kv, heads // kv, dim).copy_(mixed)
+                out_NHD[group.rows_N] = mixed.reshape(B * Q, heads, dim)[group.real_N]
         return out_NHD
 
 

@@ -184,8 +184,8 @@ class Engine:
     def _run(self) -> None:
         try:
             while True:
-                self._obey()
-                self._step()
+                self.obey()
+                self.step()
         except BaseException:  # noqa: BLE001 - whatever it was: no model loop, no engine
             traceback.print_exc()
             print("The model loop failed; the engine ends.", file=sys.stderr, flush=True)
@@ -195,8 +195,8 @@ class Engine:
     def _can_step(self) -> bool:
         return self.scheduler.has_work and not self.is_paused and not self.sleeping
 
-    def _obey(self) -> None:
-        """Carry out commands; wait for one if there is nothing else to do."""
+    def obey(self) -> None:
+        """Carry out what other threads asked for; wait for it if there is nothing else to do."""
         with self._wake:
             while not self._commands and not self._can_step:
                 self._wake.wait()
@@ -205,7 +205,8 @@ class Engine:
         for command in commands:
             command()
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Compute one step, if there is anything to compute."""
         if not self._can_step:
             return
         begin = time.perf_counter()

@@ -82,9 +82,10 @@ class KvPool:
         shape = self.layers[layer]
         flat = self._tensors[layer].view(-1, BLOCK_SIZE * shape.head_dim)
         size = rows.numel() * BLOCK_SIZE * shape.head_dim
-        if self._scratch is None or self._scratch.numel() < size:
-            self._scratch = torch.empty(size, dtype=self.dtype, device=self.device)
-        out = self._scratch[:size].view(rows.numel(), -1)
+        scratch = self._scratch
+        if scratch is None or scratch.numel() < size:
+            scratch = self._scratch = torch.empty(size, dtype=self.dtype, device=self.device)
+        out = scratch[:size].view(rows.numel(), -1)
         torch.index_select(flat, 0, rows, out=out)
         keys, values = out.view(2, -1)
         return keys, values

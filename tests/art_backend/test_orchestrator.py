@@ -1,0 +1,312 @@
+"""The order of one step, and what is left standing when a part of it fails.
+
+Engine and trainer are recorded fakes here: the test is about the sequence of calls. The end-to-end tests run real ones.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from art.wire import TokenRow, TrainOptions
+from art_backend.errors import BadRequestError, BusyError, EngineFailedError, NotFoundError, TrainerFailedError
+from art_backend.inference.client import EngineUnreachableError
+from art_backend.inference.contract import Generation
+from art_backend.inference.process import EngineSettings
+from art_backend.orchestrator import StepRunner
+from art_backend.process import ProcessDiedError
+from art_backend.serving import EngineHost, Gate, ServedPolicy
+from art_backend.training.types import Canary, ScoredTrajectory, StepOutput
+
+BASE = "base"
+ROW = TokenRow(
+    token_ids=[1, 2], sampled=[False, True], logprobs=[0.0, -1.0], policy_versions=[-1, 0], temperature=1.0
+)
+GROUPS = [[ScoredTrajectory(reward=float(i), rows=[ROW]) for i in range(2)]]
+
+
+class FakeEngine:
+    """The client of an engine that remembers what it was told, and can be lost."""
+
+    def __init__(self, calls, gate):
+        self.calls, self.gate = calls, gate
+        self.served = {BASE}
+        self.logprob = -0.5
+        self.lost = False
+
+    def _note(self, call):
+        if self.lost:
+            raise EngineUnreachableError("connection refused")
+        self.calls.append(call + (" [held]" if self.gate.is_closed else ""))
+
+    async def pause(self, mode):
+        self._note(f"pause({mode})")
+
+    async def sleep(self, level):
+        self._note(f"sleep({level})")
+
+    async def wake_up(self, tags):
+        self._note(f"wake_up({'+'.join(tags)})")
+
+    async def resume(self):
+        self._note("resume")
+
+    async def load_adapter(self, name, path):
+        self._note(f"load({name})")
+        self.served.add(name)
+
+    async def unload_adapter(self, name):
+        self._note(f"unload({name})")
+        self.served.remove(name)
+
+    async def models(self):
+        self._note("models")
+        return sorted(self.served)
+
+    async def generate(self, model, token_ids, sampling, request_id=None):
+        self._note(f"canary({model})")
+        return Generation(token_ids=[1], logprobs=[self.logprob], top_logprobs=[[]], finish_reason="length")
+
+
+class FakeProcess:
+    pid = 1
+    alive = True
+
+    def __init__(self, client):
+        self.client = client
+
+    async def guard(self, awaitable, *, deadline_s, doing):
+        return await awaitable
+
+    async def wait(self):
+        return 0 if not self.alive else await asyncio.sleep(3600)
+
+    def describe_death(self):
+        return "The engine (process 1) was ended by signal SIGKILL."
+
+    async def stop(self):
+        self.alive = False
+
+
+class Engines:
+    """Starts fake engines, one after the other."""
+
+    def __init__(self, calls):
+        self.calls = calls
+        self.gate = Gate(timeout_s=0.05)
+        self.settings = EngineSettings(model_path=Path(), served_name=BASE, log_path=Path("log"))
+        self.host = EngineHost(self.settings, self.gate, self._start)
+        self._make()
+
+    def _make(self):
+        self.engine = FakeEngine(self.calls, self.gate)
+        self.process = FakeProcess(self.engine)
+
+    async def _start(self, settings):
+        if not self.process.alive:
+            self.calls.append("start")
+            self._make()
+        return self.process
+
+    def kill(self):
+        self.engine.lost = True
+        self.process.alive = False
+
+
+class FakeCheckpoints:
+    def __init__(self):
+        self.saved = []
+
+    def latest_step(self):
+        return max(self.saved, default=0)
+
+    def steps(self):
+        return list(self.saved)
+
+    def path(self, step):
+        return Path(f"checkpoints/{step:04d}")
+
+
+class FakeTrainer:
+    def __init__(self, checkpoints, calls):
+        self.checkpoints, self.calls = checkpoints, calls
+        self.error: Exception | None = None
+        self.canaries = [Canary(token_ids=[1, 2, 3], logprob=-0.5, previous_logprob=-2.0)]
+        self.while_training = lambda: None
+
+    async def train(self, step, on_progress):
+        self.calls.append(f"train({step.step})")
+        self.while_training()
+        if self.error:
+            raise self.error
+        on_progress(1, 1)
+        self.checkpoints.saved.append(step.step)
+        return StepOutput(
+            step=step.step,
+            trained=True,
+            reason=None,
+            metrics={"reward/mean": 0.5},
+            warnings=[],
+            checkpoint=self.checkpoints.path(step.step),
+            canaries=self.canaries,
+        )
+
+
+class World:
+    def __init__(self, keep_versions=2):
+        self.calls = []
+        self.engines = Engines(self.calls)
+        self.host = self.engines.host
+        self.checkpoints = FakeCheckpoints()
+        self.policy = ServedPolicy(
+            project="p",
+            name="m",
+            host=self.host,
+            checkpoints=self.checkpoints,
+            renderer=None,
+            max_sequence_length=64,
+            keep_versions=keep_versions,
+        )
+        self.trainer = FakeTrainer(self.checkpoints, self.calls)
+        self.phases = []
+
+    async def get_trainer(self):
+        return self.trainer
+
+    async def step(self):
+        runner = StepRunner(self.policy, self.get_trainer, asyncio.Lock())
+        return await runner.run(
+            GROUPS, TrainOptions(), on_start=lambda step: None, report=lambda p: self.phases.append(p.phase)
+        )
+
+
+async def test_the_order_of_a_step():
+    world = World()
+    result = await world.step()
+    assert world.calls == [
+        "pause(keep) [held]",
+        "sleep(1) [held]",
+        "train(1)",
+        "wake_up(weights) [held]",
+        "load(p/m@1) [held]",
+        "wake_up(kv_cache) [held]",
+        "resume [held]",
+        "models [held]",
+        "canary(p/m@1) [held]",
+    ]
+    assert not world.host.gate.is_closed
+    assert (result.step, result.trained, world.policy.step) == (1, True, 1)
+    assert world.phases == ["holding", "preparing", "training", "publishing", "resuming"]
+    assert {"time/step_hold_s", "time/step_trainer_s", "time/step_publish_s", "reward/mean"} <= result.metrics.keys()
+
+
+async def test_requests_wait_while_weights_change_and_then_get_the_new_version():
+    world = World()
+    world.host.gate = Gate(timeout_s=30)
+    world.engines.engine.gate = world.host.gate
+    waiting = []
+
+    async def ask():
+        async with world.policy.lease() as lease:
+            return lease.policy_version, lease.engine_model
+
+    world.trainer.while_training = lambda: waiting.append(asyncio.ensure_future(ask()))
+    await world.step()
+    assert await waiting[0] == (1, "p/m@1")
+
+
+async def test_a_request_held_too_long_is_told_when_to_come_back():
+    world = World()
+    world.host.gate.close()
+    with pytest.raises(BusyError) as error:
+        async with world.policy.lease():
+            pass
+    assert error.value.retry_after_s == 10
+
+
+async def test_an_adapter_that_answers_like_other_weights_is_refused():
+    world = World()
+    world.engines.engine.logprob = -2.0  # the previous weights
+    with pytest.raises(EngineFailedError, match=r"does not serve the weights of step 1.*1\.500 nats"):
+        await world.step()
+    assert world.policy.step == 0
+    assert not world.host.gate.is_closed
+    async with world.policy.lease() as lease:
+        assert lease.policy_version == 0
+
+
+async def test_an_adapter_that_is_not_listed_is_refused():
+    world = World()
+    world.engines.engine.models = lambda: asyncio.sleep(0, [BASE])
+    with pytest.raises(EngineFailedError, match="does not list 'p/m@1'"):
+        await world.step()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ProcessDiedError("The trainer (process 7) was ended by signal SIGKILL."), TrainerFailedError),
+        (BadRequestError("groups.0: bad row"), BadRequestError),
+    ],
+)
+async def test_a_failed_trainer_leaves_the_old_version_served_and_the_next_step_works(error, expected):
+    world = World()
+    world.trainer.error = error
+    with pytest.raises(expected):
+        await world.step()
+    assert world.calls[-2:] == ["wake_up(weights+kv_cache) [held]", "resume [held]"]
+    assert not world.host.gate.is_closed
+    world.trainer.error = None
+    assert (await world.step()).step == 1
+
+
+async def test_an_engine_killed_while_training_is_started_again_and_serves_the_new_version():
+    world = World()
+    world.trainer.while_training = world.engines.kill
+    result = await world.step()
+    assert result.step == world.policy.step == 1
+    assert world.calls[world.calls.index("start") :] == [
+        "start",
+        "wake_up(weights) [held]",
+        "load(p/m@1) [held]",
+        "wake_up(kv_cache) [held]",
+        "resume [held]",
+        "models [held]",
+        "canary(p/m@1) [held]",
+    ]
+
+
+async def test_a_lost_engine_is_an_error_that_tells_how_it_ended():
+    world = World()
+    with pytest.raises(EngineFailedError, match="SIGKILL"):
+        async with world.policy.lease() as lease:
+            world.engines.kill()
+            await lease.engine.models()
+    async with world.policy.lease() as lease:  # the next call gets a new engine
+        assert await lease.engine.models() == [BASE]
+
+
+async def test_old_versions_are_unloaded_unless_somebody_uses_them():
+    world = World(keep_versions=1)
+    await world.step()
+    async with world.policy.lease() as lease:
+        assert lease.policy_version == 1
+        await world.step()
+        assert "unload(p/m@1) [held]" not in world.calls
+    await world.step()
+    # version 2 was the one served while version 3 was not proven yet, so it goes with the next step
+    assert world.engines.engine.served == {BASE, "p/m@2", "p/m@3"}
+
+
+async def test_an_old_version_can_be_asked_for_and_an_unknown_one_is_named():
+    world = World(keep_versions=1)
+    for _ in range(3):
+        await world.step()
+    async with world.policy.lease(step=1) as lease:
+        assert lease.engine_model == "p/m@1"
+        assert "p/m@1" in world.engines.engine.served
+    async with world.policy.lease(step=0) as lease:
+        assert lease.engine_model == BASE
+    with pytest.raises(NotFoundError, match=r"no version 9. Versions: \[0, 1, 2, 3\]"):
+        async with world.policy.lease(step=9):
+            pass

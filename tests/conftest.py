@@ -1,0 +1,13 @@
+"""Fixtures that several areas share."""
+
+import pytest
+
+from tests.support.tiny import build_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model_path(tmp_path_factory):
+    """Directory of a tiny random Llama with a byte-level ChatML tokenizer."""
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    build_tiny_model(path)
+    return path

@@ -1,0 +1,243 @@
+"""The whole product on a tiny random model: real service, engine, trainer and SDK; only the model is small."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import warnings
+
+import httpx
+import openai
+import psutil
+import pytest
+
+import art
+from art.errors import BackendError, NoTrainingDataError
+
+SCENARIOS = 3
+MEMBERS = 4
+
+
+async def play(model, seed):
+    """A three-turn agent that is rewarded by chance: enough for a gradient."""
+    chance = random.Random(seed)
+    async with model.rollout() as rollout:
+        client = rollout.openai_client()
+        messages = [{"role": "user", "content": f"Say something about {chance.randint(0, 9)}."}]
+        for _ in range(3):
+            answer = await client.chat.completions.create(
+                model=model.get_inference_name(), messages=messages, max_tokens=5, temperature=1.0
+            )
+            messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+            messages.append({"role": "user", "content": "And more?"})
+        return rollout.trajectory(reward=chance.random(), metrics={"turns": 3})
+
+
+async def gather(model, step, members=MEMBERS):
+    return await art.gather_trajectory_groups(
+        (
+            art.TrajectoryGroup(play(model, seed=(step, group, member).__hash__()) for member in range(members))
+            for group in range(SCENARIOS)
+        ),
+        pbar_desc=None,
+    )
+
+
+def make_model(tiny_model_path, name="agent"):
+    return art.TrainableModel(name=name, project="test", base_model=str(tiny_model_path))
+
+
+@pytest.fixture
+async def backend(tmp_path):
+    backend = art.LocalBackend(path=str(tmp_path / "art"))
+    yield backend
+    await backend.close()
+
+
+async def find_children(backend):
+    """The service's engine and trainer processes, by the first word of their name."""
+    health = await backend.get_health()
+    return {process.name.split()[0]: process for process in health.processes}
+
+
+async def test_the_usual_script(backend, tiny_model_path):
+    model = make_model(tiny_model_path)
+    await model.register(backend)
+    await model.register(backend)  # harmless
+    assert await model.get_step() == 0
+    for step in range(2):
+        groups = await gather(model, step)
+        result = await backend.train(model, groups, learning_rate=1e-3, verbose=False)
+        await model.log(groups, split="train", metrics=result.metrics, step=result.step)
+        assert result.step == step + 1
+        assert result.metrics["data/step_num_groups_trainable"] == SCENARIOS
+        assert result.metrics["data/rows_per_trajectory"] == 1.0, "an append-only conversation is one row"
+        assert result.metrics["offpolicy/logprob_gap_row_max"] < 0.03
+        assert result.metrics["loss/grad_norm"] > 0
+        assert result.metrics["offpolicy/canary_gap"] < 0.15
+        assert result.checkpoint_path is not None
+        assert os.path.exists(os.path.join(result.checkpoint_path, "adapter_model.safetensors"))
+    assert await model.get_step() == 2
+    names = await model.openai_client().models.list()
+    assert {"agent", "agent@2"} <= {m.id for m in names.data}
+
+
+async def test_choices_kept_in_a_trajectory_reach_the_exact_captured_tokens(backend, tiny_model_path):
+    model = make_model(tiny_model_path)
+    await model.register(backend)
+
+    async def rollout(reward):
+        trajectory = art.Trajectory(messages_and_choices=[{"role": "user", "content": "hi"}], reward=reward)
+        for _ in range(2):
+            answer = await model.openai_client().chat.completions.create(
+                model=model.get_inference_name(), messages=trajectory.messages(), max_tokens=4, logprobs=True
+            )
+            trajectory.messages_and_choices.append(answer.choices[0])
+            trajectory.messages_and_choices.append({"role": "user", "content": "more"})
+        return trajectory
+
+    groups = await art.gather_trajectory_groups(
+        [art.TrajectoryGroup(rollout(reward) for reward in (0.0, 1.0))], pbar_desc=None
+    )
+    result = await backend.train(model, groups, learning_rate=1e-3, verbose=False)
+    sampled = sum(
+        len(item.logprobs.content)
+        for trajectory in groups[0]
+        for item in trajectory.messages_and_choices
+        if not isinstance(item, dict)
+    )
+    assert result.metrics["data/step_trainer_tokens"] == sampled
+
+
+async def test_bad_groups_are_named_and_equal_rewards_are_an_empty_step(backend, tiny_model_path):
+    model = make_model(tiny_model_path)
+    await model.register(backend)
+    groups = await gather(model, 0)
+
+    groups[1].trajectories[2].reward = float("nan")
+    with pytest.raises(NoTrainingDataError, match="group 1, trajectory 2"):
+        await backend.train(model, groups, verbose=False)
+
+    plain = art.Trajectory(
+        messages_and_choices=[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}], reward=1.0
+    )
+    with pytest.raises(NoTrainingDataError, match="plain dict"):
+        await backend.train(model, [art.TrajectoryGroup([plain, plain])], verbose=False)
+
+    for group in groups:
+        for trajectory in group:
+            trajectory.reward = 0.5
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = await backend.train(model, [*groups, art.TrajectoryGroup([])], verbose=False)
+    assert result.metrics["data/step_num_groups_trainable"] == 0
+    assert result.metrics["data/step_num_gradient_steps"] == 0
+    assert result.step == 1
+
+    result = await backend.train(model, await gather(model, 1), learning_rate=1e-3, verbose=False)
+    assert (result.step, result.metrics["data/step_num_gradient_steps"]) == (2, 1)
+
+
+async def test_killed_children_are_told_and_replaced(backend, tiny_model_path):
+    model = make_model(tiny_model_path)
+    await model.register(backend)
+    groups = await gather(model, 0)
+
+    os.kill((await find_children(backend))["engine"].pid, signal.SIGKILL)
+    answers = await gather(model, 1)  # the SDK's retry meets a new engine
+    assert len(answers) == SCENARIOS
+
+    await backend.train(model, groups, learning_rate=1e-3, verbose=False)
+    os.kill((await find_children(backend))["trainer"].pid, signal.SIGKILL)
+    result = await backend.train(model, answers, learning_rate=1e-3, verbose=False)
+    assert result.step == 2
+    assert await model.get_step() == 2
+
+
+async def test_the_service_ends_its_children_when_it_is_killed(tmp_path, tiny_model_path):
+    backend = art.LocalBackend(path=str(tmp_path / "art"))
+    model = make_model(tiny_model_path)
+    await model.register(backend)
+    await backend.train(model, await gather(model, 0), learning_rate=1e-3, verbose=False)
+    children = [psutil.Process(p.pid) for p in (await find_children(backend)).values()]
+    assert len(children) == 2
+    service = children[0].parent()
+    service.kill()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert alive == []
+    with pytest.raises(BackendError):
+        await model.get_step()
+    await backend.close()
+
+
+@pytest.mark.parametrize("phase", ["rolling out", "training", "between"])
+async def test_kill_9_then_the_same_command_resumes(tmp_path, tiny_model_path, phase):
+    path = str(tmp_path / "art")
+    backend = art.LocalBackend(path=path)
+    model = make_model(tiny_model_path)
+    await model.register(backend)
+    first = await backend.train(model, await gather(model, 0), learning_rate=1e-3, verbose=False)
+    service = psutil.Process((await find_children(backend))["engine"].pid).parent()
+    if phase == "between":
+        service.kill()
+    else:
+        groups = await gather(model, 1, members=32)
+        work = gather(model, 2) if phase == "rolling out" else backend.train(model, groups, verbose=False)
+        task = asyncio.ensure_future(work)
+        await asyncio.sleep(0.2)
+        service.kill()
+        with pytest.raises((BackendError, openai.OpenAIError)):
+            await task
+    await backend.close()
+
+    async with art.LocalBackend(path=path) as again:
+        model = make_model(tiny_model_path)
+        await model.register(again)
+        assert await model.get_step() in {first.step, first.step + 1}
+        before = await model.get_step()
+        result = await again.train(model, await gather(model, 3), learning_rate=1e-3, verbose=False)
+        assert result.step == before + 1
+
+
+async def test_wrong_keys_models_and_bodies_are_told_apart(backend, tiny_model_path):
+    model = make_model(tiny_model_path)
+    await model.register(backend)
+    client = model.openai_client()
+    with pytest.raises(openai.AuthenticationError):
+        await client.with_options(api_key="wrong").models.list()
+    with pytest.raises(openai.NotFoundError, match="agent"):
+        await client.chat.completions.create(model="nobody", messages=[{"role": "user", "content": "x"}])
+    async with httpx.AsyncClient(base_url=str(client.base_url).removesuffix("/v1/")) as http:
+        headers = {"Authorization": f"Bearer {client.api_key}"}
+        for body in (b"{", b"[]", b"\xff\xfe", json.dumps({"model": 3, "messages": "x"}).encode()):
+            answer = await http.post("/v1/chat/completions", content=body, headers=headers)
+            assert answer.status_code == 400, body
+            assert answer.json()["error"]["message"]
+        assert (await http.get("/api/v1/models", headers=headers)).status_code == 403
+        assert (await http.get("/api/v1/models")).status_code == 401
+        assert (await http.get("/api/v1/health")).status_code == 200
+    answer = await client.chat.completions.create(
+        model=model.get_inference_name(), messages=[{"role": "user", "content": "x"}], max_tokens=2
+    )
+    assert answer.usage.completion_tokens <= 2
+
+
+async def test_a_model_that_does_not_exist(backend):
+    model = art.TrainableModel(name="agent", project="test", base_model="/no/such/model")
+    with pytest.raises(BackendError, match="/no/such/model"):
+        await model.register(backend)
+
+
+async def test_two_models_take_turns(backend, tiny_model_path):
+    models = [make_model(tiny_model_path, name) for name in ("one", "two")]
+    for model in models:
+        await model.register(backend)
+    batches = await asyncio.gather(*(gather(model, 0) for model in models))
+    results = await asyncio.gather(
+        *(
+            backend.train(model, groups, learning_rate=1e-3, verbose=False)
+            for model, groups in zip(models, batches, strict=True)
+        )
+    )
+    assert [result.step for result in results] == [1, 1]
