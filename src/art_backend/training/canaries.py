@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from art_backend.training.logits import greedy_logprobs
-from art_backend.training.packing import Pack, TrainingRow, pack_rows
+from art_backend.training.packing import TrainingRow, plain_pack
 from art_backend.training.policy import Policy
 from art_backend.training.types import Canary
 
@@ -56,10 +56,5 @@ class CanaryProbe:
 def _measure(window: NDArray[np.int64], policy: Policy) -> torch.Tensor:
     """[len(window)]; greedy log-probability after each token."""
     with torch.no_grad():
-        hidden = policy.forward(_plain_pack(window))
+        hidden = policy.forward(plain_pack(window))
         return greedy_logprobs(hidden, policy.head).cpu()
-
-
-def _plain_pack(token_ids: NDArray[np.int64]) -> Pack:
-    nothing = np.zeros(token_ids.size)
-    return pack_rows([TrainingRow(token_ids, nothing.astype(np.bool_), nothing, 1.0, 0.0, 0.0)], token_ids.size)[0]

@@ -6,16 +6,17 @@ contiguous range that follows it. So one array, ``ends``, says who attends to wh
 
     q attends to k   ⇔   k ≤ q < ends[k]
 
-The log-probability of a token is read at its parent in the tree. Several rows may train the same stored token, each with its
-own advantage; a target is therefore (parent position, token) plus the row's own numbers.
+The log-probability of a token is read at its parent in the tree. Several rows may train the same token, each with its own
+advantage; a target is therefore (parent position, token) plus the row's own numbers. What stands in a row from its last
+trained token on predicts nothing, and is not stored.
 
 Sorting spans all groups: a prompt that groups share is stored once per pack, too. Packs are cut where the least has to be
 repeated; a row is never cut.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +81,7 @@ class Pack:
     branches: list[Branch]
     targets: Targets
     row_tokens: int
-    """Tokens of the rows before merging."""
+    """Tokens of the rows before merging, whole."""
 
     @property
     def size(self) -> int:
@@ -90,22 +91,41 @@ class Pack:
 def pack_rows(rows: Sequence[TrainingRow], budget: int) -> list[Pack]:
     """Merge rows into packs of at most ``budget`` tokens; a single longer row gets a pack of its own.
 
+    Rows without a trained token are left out.
+
     The result depends on the rows, not on their order, except for ``Targets.rows``.
     """
-    if not rows:
-        return []
-    keys = [row.token_ids.tolist() for row in rows]
+    context = {i: row.token_ids[: _last_trained(row)] for i, row in enumerate(rows) if row.trained.any()}
+    keys = {i: ids.tolist() for i, ids in context.items()}
     # Equal ids are ordered by content too, so that the sum over a pack does not depend on the order of arrival.
-    order = sorted(
-        range(len(rows)), key=lambda i: (keys[i], rows[i].advantage, rows[i].temperature, rows[i].trained.tolist())
-    )
-    shared = [0] + [
-        common_prefix(rows[before].token_ids, rows[after].token_ids) for before, after in itertools.pairwise(order)
-    ]
-    lengths = [rows[i].token_ids.size for i in order]
+    order = sorted(context, key=lambda i: (keys[i], _content(rows[i])))
+    shared = [0] + [common_prefix(context[a], context[b]) for a, b in pairwise(order)]
+    lengths = [context[i].size for i in order]
     return [
-        _merge(rows, order[start:stop], shared[start:stop]) for start, stop in _cut(lengths, shared, max(budget, 1))
+        _merge([(i, rows[i], context[i]) for i in order[start:stop]], shared[start:stop])
+        for start, stop in _cut(lengths, shared, budget)
     ]
+
+
+def plain_pack(token_ids: Ints) -> Pack:
+    """One sequence without targets."""
+    nothing, none = np.empty(0, np.int64), np.empty(0, np.float64)
+    return Pack(
+        token_ids=token_ids,
+        depths=np.arange(token_ids.size, dtype=np.int64),
+        ends=np.full(token_ids.size, token_ids.size, np.int64),
+        branches=[Branch(0, token_ids.size, nothing)],
+        targets=Targets(nothing, nothing, none, none, none, none, nothing),
+        row_tokens=token_ids.size,
+    )
+
+
+def _last_trained(row: TrainingRow) -> int:
+    return int(np.flatnonzero(row.trained)[-1])
+
+
+def _content(row: TrainingRow) -> tuple[object, ...]:
+    return (row.advantage, row.temperature, row.token_ids.tolist(), row.trained.tolist(), row.logprobs.tolist())
 
 
 def common_prefix(a: Ints, b: Ints) -> int:
@@ -142,30 +162,32 @@ def _cut(lengths: Sequence[int], shared: Sequence[int], budget: int) -> list[tup
     return cuts[::-1]
 
 
-def _merge(rows: Sequence[TrainingRow], order: Sequence[int], shared: Sequence[int]) -> Pack:
-    """Lay the branches of sorted rows end to end. ``shared[0]`` is ignored: a pack starts with a whole row."""
+def _merge(rows: Sequence[tuple[int, TrainingRow, Ints]], shared: Sequence[int]) -> Pack:
+    """Lay the branches of sorted rows end to end.
+
+    Args:
+        rows: (index, row, its context: the tokens to store).
+        shared: What each has in common with its predecessor. The first is ignored: a pack starts with a whole row.
+    """
     size = 0
     path: Ints = np.empty(0, np.int64)
     pieces: list[Ints] = []
     depths: list[Ints] = []
     branches: list[Branch] = []
     targets: list[tuple[Ints | Floats, ...]] = []
-    ends = np.zeros(sum(rows[i].token_ids.size for i in order), np.int64)
-    for nth, i in enumerate(order):
-        row = rows[i]
-        length = row.token_ids.size
+    ends = np.zeros(sum(context.size for _, _, context in rows), np.int64)
+    for nth, (index, row, context) in enumerate(rows):
         stem = path[: shared[nth] if nth else 0]
-        added = length - stem.size
+        added = context.size - stem.size
+        path = stem
         if added:
             branches.append(Branch(size, size + added, stem))
-            pieces.append(row.token_ids[stem.size :])
-            depths.append(np.arange(stem.size, length, dtype=np.int64))
+            pieces.append(context[stem.size :])
+            depths.append(np.arange(stem.size, context.size, dtype=np.int64))
             path = np.concatenate([stem, np.arange(size, size + added, dtype=np.int64)])
             size += added
-        else:
-            path = stem
         ends[path] = size
-        targets.append(_targets(row, path, i))
+        targets.append(_targets(row, path, index))
     columns = [np.concatenate(column) for column in zip(*targets, strict=True)]
     return Pack(
         token_ids=np.concatenate(pieces),
@@ -173,7 +195,7 @@ def _merge(rows: Sequence[TrainingRow], order: Sequence[int], shared: Sequence[i
         ends=ends[:size],
         branches=branches,
         targets=Targets(*columns),
-        row_tokens=sum(rows[i].token_ids.size for i in order),
+        row_tokens=sum(row.token_ids.size for _, row, _ in rows),
     )
 
 

@@ -69,7 +69,7 @@ def unpacked(policy, rows):
 
 # Two distinct tokens and short rows: nearly every draw has stems, branches, repeated rows, and prefixes of others.
 row_strategy = st.tuples(
-    st.lists(st.integers(1, 3), min_size=2, max_size=10),
+    st.lists(st.integers(1, 3), min_size=3, max_size=10),
     st.lists(st.booleans(), min_size=10, max_size=10),
     st.sampled_from([-1.5, 0.5, 1.0]),
     st.sampled_from([1.0, 0.7]),
@@ -80,7 +80,7 @@ row_strategy = st.tuples(
 @given(st.lists(row_strategy, min_size=1, max_size=7), st.integers(3, 40))
 def test_on_random_trees(policy, drawn, budget):
     rows = [
-        training_row(ids, [False, *mask[1 : len(ids) - 1], True], advantage, temperature)
+        training_row(ids, [False, True, *mask[2 : len(ids)]], advantage, temperature)
         for ids, mask, advantage, temperature in drawn
     ]
     loss, gradient, logprobs = loss_and_gradient(policy, rows, budget)
