@@ -8,7 +8,7 @@ import asyncio
 import functools
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -70,7 +70,7 @@ class ControlClient:
     async def post(self, path: str, body: Wire, answer: type[W], *, timeout_s: float = CALL_TIMEOUT_S) -> W:
         return await self._call("POST", path, body.model_dump_json(), answer, timeout_s)
 
-    async def events(self, job_id: str, *, after: int = 0) -> AsyncIterator[JobEvent]:
+    async def events(self, job_id: str, *, after: int = 0) -> AsyncGenerator[JobEvent]:
         """Follow a job's events from number ``after`` + 1 to its end, through dropped connections.
 
         Raises:

@@ -9,7 +9,7 @@ import contextlib
 import io
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
@@ -58,7 +58,7 @@ class GatherContext:
         shown = dict(list(self._means().items())[: self.max_metrics])
         if self.metric_sums.get("exceptions"):
             shown["exceptions"] = self.metric_sums["exceptions"]
-        self.pbar.set_postfix(shown)
+        self.pbar.set_postfix(shown)  # pyright: ignore[reportUnknownMemberType]
         if self.increment_pbar:
             self.pbar.update(n)
 
@@ -97,7 +97,7 @@ _context: ContextVar[GatherContext | None] = ContextVar("art_gather_context", de
 
 
 @contextlib.contextmanager
-def set_gather_context(context: GatherContext) -> Iterator[GatherContext]:
+def set_gather_context(context: GatherContext) -> Generator[GatherContext]:
     """Make ``context`` the current one inside the ``with`` block."""
     token = _context.set(context)
     try:
@@ -268,7 +268,7 @@ def size_of(group: Any) -> int:
 
 
 @contextlib.contextmanager
-def progress_bar(description: str | None, total: int) -> "Iterator[tqdm[Any]]":
+def progress_bar(description: str | None, total: int) -> "Generator[tqdm[Any]]":
     from tqdm import tqdm
 
     # A disabled bar does not count, and the exception budget needs the count's total: off a terminal, it draws nowhere.

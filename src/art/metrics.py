@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextvars import ContextVar, Token
 from typing import Any, Self
 
@@ -117,7 +117,7 @@ class MetricsBuilder:
         self._add_given("throughput", step_trainer_idle_s=step_trainer_idle_s, step_actor_idle_s=step_actor_idle_s)
 
     @contextlib.contextmanager
-    def measure(self, key: str) -> Iterator[None]:
+    def measure(self, key: str) -> Generator[None]:
         """Add the seconds spent inside to ``key``."""
         started = time.monotonic()
         try:
@@ -213,7 +213,7 @@ class MetricsBuilder:
         return _active.set(self)
 
     @contextlib.contextmanager
-    def activate_context(self) -> Iterator[Self]:
+    def activate_context(self) -> Generator[Self]:
         """``activate``, for the ``with`` block."""
         token = self.activate()
         try:

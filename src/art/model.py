@@ -6,7 +6,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import Token
 from dataclasses import dataclass
@@ -326,7 +326,7 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
         self.inference_model_name = served if isinstance(served, str) else self.name
 
     @asynccontextmanager
-    async def rollout(self, step: int | None = None) -> AsyncIterator[Rollout]:
+    async def rollout(self, step: int | None = None) -> AsyncGenerator[Rollout]:
         """One run of the agent under a key of its own, for agents in other processes or languages.
 
             async with model.rollout() as r:

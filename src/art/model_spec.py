@@ -20,7 +20,7 @@ def build_registration(model: AnyTrainableModel) -> RegisterModel:
     settings: InternalModelConfig = model._internal_config or {}  # pyright: ignore[reportPrivateUsage]
     peft = dict(settings.get("peft_args", {}))
     lora: dict[str, Any] = {_PEFT_NAMES[name]: value for name, value in peft.items() if name in _PEFT_NAMES}
-    init = dict(settings.get("init_args", {}))
+    init: dict[str, Any] = dict(settings.get("init_args", {}))
     unused = [
         *(f"peft_args.{name}" for name in peft if name not in _PEFT_NAMES),
         *(f"init_args.{name}" for name in init if name != "max_seq_length"),

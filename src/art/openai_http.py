@@ -17,12 +17,10 @@ CONNECTIONS = 100_000
 def make_client(base_url: str, api_key: str) -> AsyncOpenAI:
     """A client that waits long for answers and bears very many calls at once."""
     timeout = Timeout(TIMEOUT_S, connect=CONNECT_S)
-    http = DefaultAsyncHttpxClient(
-        timeout=timeout,
-        limits=_limits(),
-        # A proxy setting is not meant for a backend on this machine, which needs no certificates either.
-        **({"trust_env": False, "verify": _no_tls()} if is_loopback(base_url) else {}),
-    )
+    if is_loopback(base_url):  # a proxy setting is not meant for this machine, which needs no certificates either
+        http = DefaultAsyncHttpxClient(timeout=timeout, limits=_limits(), trust_env=False, verify=_no_tls())
+    else:
+        http = DefaultAsyncHttpxClient(timeout=timeout, limits=_limits())
     return AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=timeout, http_client=http)
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 
 from art.wire import JobEvent, TrainProgress
 
@@ -19,7 +19,7 @@ _LABELS = {
 
 
 @contextlib.contextmanager
-def show_training(name: str, *, verbose: bool) -> Iterator[Show]:
+def show_training(name: str, *, verbose: bool) -> Generator[Show]:
     """Show a job's events: a bar on a terminal, lines with ``verbose`` elsewhere, nothing otherwise.
 
     Args:
@@ -35,7 +35,7 @@ def show_training(name: str, *, verbose: bool) -> Iterator[Show]:
 
 
 @contextlib.contextmanager
-def _bar(name: str) -> Iterator[Show]:
+def _bar(name: str) -> Generator[Show]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
     from rich.table import Column

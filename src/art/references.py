@@ -22,7 +22,7 @@ def build_train_groups(groups: Sequence[TrajectoryGroup]) -> tuple[list[TrainGro
     """Resolve every trajectory to references.
 
     Returns:
-        The groups, and one sentence per trajectory that was left out because no model was called in it.
+        The groups, and one sentence per trajectory or group that was left out because no model was called in it.
 
     Raises:
         NoTrainingDataError: A reward is not finite, or sampled tokens of a trajectory cannot be found; the message names

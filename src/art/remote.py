@@ -98,7 +98,7 @@ class RemoteBackend(MetricSink, RolloutSource):
         from art.model import TrainableModel
 
         if isinstance(model, TrainableModel):
-            await self._register(cast(AnyTrainableModel, model))
+            await self._register(model)
 
     async def get_model(self, project: str, name: str) -> ModelInfo:
         """What the service knows about a model."""

@@ -6,7 +6,7 @@ something else than its default. One that would change the mathematics in a way 
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
 from pydantic import ValidationError
 
@@ -110,7 +110,7 @@ def _pick(table: Mapping[str, Algorithm | None], name: str, value: Any) -> Algor
 
 
 def _adam_betas(params: Any) -> tuple[float, float]:
-    values: Mapping[str, Any] = params if isinstance(params, Mapping) else vars(params)
+    values = cast(Mapping[str, Any], params if isinstance(params, Mapping) else vars(params))
     default = TrainOptions().adam_betas
     return float(values.get("beta1", default[0])), float(values.get("beta2", default[1]))
 

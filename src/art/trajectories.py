@@ -4,7 +4,7 @@ import asyncio
 import copy
 import time
 import traceback as tracebacks
-from collections.abc import AsyncIterator, Awaitable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Self, TypeAlias, cast, overload
@@ -72,7 +72,7 @@ class Trajectory(BaseModel):
         return self
 
     @asynccontextmanager
-    async def track_duration(self, name: str) -> AsyncIterator[None]:
+    async def track_duration(self, name: str) -> AsyncGenerator[None]:
         """Add the seconds spent inside to ``metrics[f"{name}_duration"]``, also when the body raises."""
         started = time.monotonic()
         try:
@@ -186,9 +186,9 @@ class TrajectoryGroup(BaseModel):
 
     def __init__(
         self,
-        trajectories: Iterable[Any] = (),
+        trajectories: Iterable[Awaitable[Trajectory] | Trajectory | BaseException] = (),
         *,
-        exceptions: Iterable[BaseException | PydanticException | Mapping[str, Any]] = (),
+        exceptions: Iterable[BaseException | PydanticException] = (),
         metadata: Mapping[str, MetadataValue] | None = None,
         metrics: Mapping[str, float | int | bool] | None = None,
         logs: Iterable[str] | None = None,
@@ -263,9 +263,9 @@ class PendingGroup:
         if isinstance(item, BaseException):
             return item
         try:
-            member = await item if isinstance(item, Awaitable) else item
+            member: Any = await cast(Awaitable[Any], item) if isinstance(item, Awaitable) else item
             if not isinstance(member, Trajectory):
-                raise TypeError(f"A member of a TrajectoryGroup gave {type(member).__name__}, not a Trajectory.")  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+                raise TypeError(f"A member of a TrajectoryGroup gave {type(member).__name__}, not a Trajectory.")
         except Exception as error:
             context.record_failure(error)
             if context.too_many_exceptions():

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import PurePath
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from art.dev.model import EngineArgs
 
@@ -60,6 +60,6 @@ def get_openai_server_config(
         server_args["lora_modules"] = [json.dumps({"name": f"{model_name}@{step}", "path": lora_path})]
     return OpenAIServerConfig(
         log_file=given.get("log_file", log_file),
-        server_args=ServerArgs(**{**server_args, **given.get("server_args", {})}),
-        engine_args=EngineArgs(**{**engine_args, **given.get("engine_args", {})}),
+        server_args=cast(ServerArgs, {**server_args, **given.get("server_args", {})}),
+        engine_args=cast(EngineArgs, {**engine_args, **given.get("engine_args", {})}),
     )

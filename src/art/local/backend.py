@@ -50,6 +50,7 @@ class LocalBackend(RemoteBackend):
         self._path.mkdir(parents=True, exist_ok=True)
         self._service = ServiceProcess(self._path, serve_arguments or [])
         self._client = None
+        self._death_was_told = False
 
     def __enter__(self) -> Self:
         return self
@@ -95,12 +96,19 @@ class LocalBackend(RemoteBackend):
         if self._client is not None and (death := self._service.death()) is not None:
             self._client = None
             self._service.forget()
-            raise death  # said once; the next call starts the service again
+            if not self._death_was_told:  # it is told once; the next call starts the service again
+                raise death
         if self._client is None:
             self._service.start()
             url = await self._wait_until_ready()
-            self._client = ControlClient(url, self._service.api_key, reconnect_s=30.0, watch=self._service.death)
+            self._death_was_told = False
+            self._client = ControlClient(url, self._service.api_key, reconnect_s=30.0, watch=self._watch)
         return await super()._control()
+
+    def _watch(self) -> BackendError | None:
+        death = self._service.death()
+        self._death_was_told |= death is not None
+        return death
 
     async def _wait_until_ready(self) -> str:
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -63,7 +63,7 @@ class ServiceProcess:
             self._ready_file = Path(tempfile.mkdtemp(prefix="art-")) / "ready.json"
             command = [
                 *(sys.executable, "-m", "art_backend", "serve", "--host", "127.0.0.1", "--port", str(port)),
-                *("--path", str(self.path), "--ready-file", str(self._ready_file), *self._arguments),
+                *("--path", str(self.path), "--ready-file", str(self._ready_file), "--watch-stdin", *self._arguments),
             ]
             started = threading.Event()
             failure: list[OSError] = []
@@ -106,8 +106,8 @@ class ServiceProcess:
                 self._process = None
 
     def log_tail(self) -> str:
-        if not self.log_path.exists():
-            return ""
+        if not self.log_path.exists() or not self.log_path.stat().st_size:
+            return "(the log is empty)"
         with self.log_path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - 64 * 1024))
             return "\n".join(log.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:])
@@ -136,7 +136,7 @@ class ServiceProcess:
             with self.log_path.open("ab") as log:
                 process = subprocess.Popen(
                     [sys.executable, "-I", str(_LAUNCHER), str(os.getpid()), *command],
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,  # closes when this process ends, which ends the service everywhere
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env={**os.environ, "ART_API_KEY": self.api_key, "PYTHONUNBUFFERED": "1"},
@@ -150,6 +150,8 @@ class ServiceProcess:
         self._process = process
         started.set()
         process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
         ended.set()
 
 

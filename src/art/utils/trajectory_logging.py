@@ -2,19 +2,15 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel
 
 from art.state import replacing
 from art.trajectories import History, PydanticException, Trajectory, TrajectoryGroup
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-_JSON_COLUMNS = ("metrics", "metadata", "tools")
 
 
 def message_row(item: Any) -> dict[str, Any]:
@@ -39,9 +35,7 @@ def write_trajectory_groups_parquet(groups: Iterable[TrajectoryGroup], path: str
     Raises:
         OSError: The file could not be written; an older one is as before.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    pa, pq = _arrow()
     rows = [row for index, group in enumerate(groups) for row in _group_rows(index, group)]
     table = pa.Table.from_pylist(rows, schema=schema())
     with replacing(Path(path)) as partial:
@@ -50,8 +44,7 @@ def write_trajectory_groups_parquet(groups: Iterable[TrajectoryGroup], path: str
 
 def read_trajectory_groups_parquet(path: str | Path) -> list[TrajectoryGroup]:
     """Read groups back, by ascending ``group_index``. Messages are plain dicts. Missing columns are tolerated."""
-    import pyarrow.parquet as pq
-
+    _, pq = _arrow()
     groups: dict[int, TrajectoryGroup] = {}
     rows = cast(list[dict[str, Any]], pq.read_table(path).to_pylist())
     for row in rows:
@@ -72,10 +65,9 @@ def read_trajectory_groups_parquet(path: str | Path) -> list[TrajectoryGroup]:
     return [groups[index] for index in sorted(groups)]
 
 
-def schema() -> "pa.Schema":
-    """The columns of a file; all are nullable."""
-    import pyarrow as pa
-
+def schema() -> Any:
+    """The ``pyarrow.Schema`` of a file; all columns are nullable."""
+    pa, _ = _arrow()
     strings = pa.list_(pa.string())
     message = pa.struct(
         [
@@ -106,6 +98,11 @@ def schema() -> "pa.Schema":
             ("empty_group", pa.bool_()),
         ]
     )
+
+
+def _arrow() -> tuple[Any, Any]:
+    """``pyarrow`` and ``pyarrow.parquet``: loaded when first needed, since they take a while; they have no types."""
+    return import_module("pyarrow"), import_module("pyarrow.parquet")
 
 
 def _group_rows(index: int, group: TrajectoryGroup) -> list[dict[str, Any]]:

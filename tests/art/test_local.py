@@ -1,0 +1,127 @@
+"""LocalBackend against the real service, without any model; where only the child's death matters, against a stand-in."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import pytest
+
+import art
+from art.errors import BackendDiedError, MissingExtraError
+from art.local import service as local_service
+
+
+STAND_IN = """
+import json, os, pathlib, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+if "--no-such-option" in sys.argv:
+    sys.exit("No such option")
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        answer = {"version": "0", "protocol": 1} if "version" in self.path else {"status": "ok", "uptime_s": 0, "processes": []}
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+server = HTTPServer(("127.0.0.1", 0), Handler)
+ready = pathlib.Path(sys.argv[sys.argv.index("--ready-file") + 1])
+ready.with_suffix(".partial").write_text(json.dumps({"url": f"http://127.0.0.1:{server.server_port}", "pid": os.getpid()}))
+ready.with_suffix(".partial").replace(ready)
+server.serve_forever()
+"""
+
+
+async def test_life_and_death_of_the_service(tmp_path):
+    async with art.LocalBackend(path=tmp_path) as backend:
+        assert backend._service.pid is None  # nothing runs before it is needed
+        assert (await backend.get_health()).status == "ok"
+        first, url = backend._service.pid, backend._service.url
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(BackendDiedError, match=rf"process {first}\) was ended by SIGKILL"):
+            await backend.get_health()
+        assert (await backend.get_health()).status == "ok"  # the next call works, at the same address
+        second = backend._service.pid
+        assert (second != first, backend._service.url) == (True, url)
+    assert not psutil.pid_exists(second)
+
+
+@pytest.fixture
+def quick_service(tmp_path, monkeypatch):
+    """Let the child be a service that starts at once, since it imports nothing heavy."""
+    package = tmp_path / "stand_in" / "art_backend"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(STAND_IN)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+
+
+def test_the_service_ends_when_its_starter_is_killed(tmp_path, quick_service):
+    code = f"""
+import asyncio, sys, time, art
+backend = art.LocalBackend(path={str(tmp_path)!r})
+asyncio.run(backend.get_health())
+print(backend._service.pid, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as starter:
+        child = psutil.Process(int(starter.stdout.readline()))
+        starter.kill()
+    child.wait(timeout=10)
+
+
+def test_a_service_that_cannot_start_shows_the_tail_of_its_log(tmp_path, quick_service):
+    with art.LocalBackend(path=tmp_path, serve_arguments=["--no-such-option"]) as backend:
+        with pytest.raises(BackendDiedError, match=r"(?s)exited with code 1.*No such option"):
+            asyncio.run(backend.get_health())
+
+
+def test_missing_packages_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(local_service, "find_spec", lambda name: None if name == "torch" else find_spec(name))
+    with pytest.raises(MissingExtraError, match=r"needs torch.*pip install 'art-trainer\[backend\]'") as caught:
+        art.LocalBackend(path=tmp_path)._service.start()
+    assert "\n" not in str(caught.value)
+
+
+def test_in_process_has_no_effect(tmp_path):
+    with pytest.warns(UserWarning, match="in_process has no effect"):
+        art.LocalBackend(path=tmp_path, in_process=True)
+
+
+def test_the_default_path_is_in_the_repository(tmp_path, monkeypatch):
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "deep").mkdir()
+    monkeypatch.chdir(tmp_path / "deep")
+    assert art.LocalBackend()._path == tmp_path / ".art"
+    assert (tmp_path / ".art").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("names", "price", "config", "rate"),
+    [
+        (("NVIDIA H200", "NVIDIA H200"), None, None, 6.0),
+        (("NVIDIA H200",), None, {"trainer_gpu_ids": [0], "inference_gpu_ids": [1]}, 6.0),
+        (("NVIDIA H200", "Other"), None, None, None),
+        (("Other",), None, None, None),
+        (("Other",), 1.5, None, 1.5),
+        ((), 1.5, None, None),
+    ],
+)
+def test_price_of_the_devices(tmp_path, monkeypatch, names, price, config, rate):
+    monkeypatch.setattr("art.local.backend._gpu_names", lambda: names)
+    model = art.TrainableModel(name="m", project="p", base_model="b", _internal_config=config)
+    backend = art.LocalBackend(path=tmp_path, gpu_cost_per_hour_usd=price)
+    assert backend.automatic_gpu_cost_per_hour_usd(model) == rate
+
+
+def test_closing_twice_is_harmless(tmp_path):
+    backend = art.LocalBackend(path=tmp_path)
+    backend.close_sync()
+    backend.close_sync()
+    assert Path(tmp_path).is_dir()

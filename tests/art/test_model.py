@@ -1,0 +1,274 @@
+import asyncio
+import json
+import time
+from unittest.mock import MagicMock
+
+import pytest
+from pydantic import BaseModel
+
+import art
+from art.metrics import MetricsBuilder
+from art.utils.trajectory_logging import read_trajectory_groups_parquet
+
+
+class Config(BaseModel):
+    model_config = {"arbitrary_types_allowed": True}
+    rounds: int = 3
+    thing: object = None
+
+
+class Recorder:
+    """A backend of few words, as users write them for tests."""
+
+    def __init__(self, step=0, samples=(), automatic=False, rate=None):
+        self.step, self.samples, self.automatic, self.rate = step, samples, automatic, rate
+        self.kept = []
+
+    async def register(self, model):
+        pass
+
+    async def _prepare_backend_for_training(self, model, config):
+        return "http://127.0.0.1:1/v1", "key"
+
+    async def _get_step(self, model):
+        return self.step
+
+    async def _delete_checkpoint_files(self, model, steps):
+        self.kept.append(steps)
+
+    async def _train_model(self, model, groups, config, dev_config, verbose=False):
+        for sample in self.samples:
+            yield sample
+
+    async def _train_sft(self, model, trajectories, config, dev_config, verbose=False):
+        for sample in self.samples:
+            yield sample
+
+    def supports_automatic_train_step_metrics(self):
+        return self.automatic
+
+    def automatic_gpu_cost_per_hour_usd(self, model):
+        return self.rate
+
+
+@pytest.fixture
+def model(tmp_path):
+    return art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
+
+
+def row_keys(row):
+    return set(row) - {"training_step", "time/wall_clock_sec", "step", "recorded_at"}
+
+
+def test_constructor():
+    config = Config()
+    model = art.Model(name="m", project="p", config=config, unknown=1, id="i", run_id="r")
+    assert (model.config, model.id, model.run_id, model.base_path, model.trainable) == (config, "i", "r", ".art", False)
+    assert model.config is config
+    with pytest.raises(ValueError, match="object has no field"):
+        model.undeclared = 1
+    trained = art.TrainableModel(name="m", project="p", base_model="b", _internal_config={"trainer_gpu_ids": [0]})
+    assert trained.trainable is True
+    assert trained.model_dump()["_internal_config"] == {"trainer_gpu_ids": [0]}
+    assert model.safe_model_dump()["config"] is None
+
+
+async def test_a_config_must_be_serialisable(tmp_path):
+    model = art.Model(name="m", project="p", config=Config(thing=object()), base_path=str(tmp_path))
+    with pytest.raises(ValueError, match="not JSON-serialisable"):
+        await model.register(Recorder())
+
+
+async def test_endpoint(model, tmp_path):
+    with pytest.raises(ValueError, match="register"):
+        model.openai_client()
+    with pytest.raises(ValueError, match="not registered"):
+        model.backend()
+    with pytest.raises(ValueError, match="inference_api_key"):
+        art.Model(name="x", project="p").openai_client()
+    assert (model.get_inference_name(), model.get_inference_name(0)) == ("m", "m@0")
+    await model.register(Recorder())
+    client = model.openai_client()
+    assert model.openai_client() is client
+    assert (client.timeout.read, client.timeout.connect, client.api_key) == (1200, 5, "key")
+    assert model.litellm_completion_params(step=2) == {
+        "model": "hosted_vllm/m@2",
+        "base_url": "http://127.0.0.1:1/v1",
+        "api_key": "key",
+        "temperature": 1,
+    }
+    model.inference_api_key = "other"
+    assert model.openai_client().api_key == "other"
+    prompted = art.Model(
+        name="x", project="p", inference_model_name="gpt", inference_api_key="k", inference_base_url="http://x/v1"
+    )
+    assert prompted.litellm_completion_params()["model"] == "gpt"
+    assert await prompted.get_step() == 0
+
+
+def test_state(model):
+    assert model.read_state() is None
+    model.overwrite_state({"a": {"x": 1}, "b": 1})
+    assert model.merge_state({"a": {"y": 2}}) == {"a": {"x": 1, "y": 2}, "b": 1}
+    assert model.read_state() == {"a": {"x": 1, "y": 2}, "b": 1}
+    assert model._path("state.json").read_text().startswith('{\n  "a"')
+    with pytest.raises(TypeError):
+        model.overwrite_state({"a": object()})
+    assert model.read_state() == {"a": {"x": 1, "y": 2}, "b": 1}
+    with pytest.warns(DeprecationWarning, match="overwrite_state or merge_state"):
+        model.write_state({"c": 1})
+    assert model.read_state() == {"c": 1}
+
+
+async def test_log_of_trajectories_is_one_row(model, read_history, tmp_path):
+    groups = [
+        art.TrajectoryGroup(
+            [
+                art.Trajectory(reward=0.8, metrics={"win": True, "costs/api": 0.25}),
+                art.Trajectory(reward=0.6, metrics={"turns": 4}),
+            ],
+            exceptions=[ValueError("x")],
+            metrics={"judged": 1, "costs/judge": 0.5},
+            metadata={"scenario_id": "s1"},
+        ),
+        art.TrajectoryGroup([art.Trajectory(reward=0.7)], metadata={"scenario_id": "s2"}),
+    ]
+    await model.log(iter(groups), split="train", metrics={"loss/train": 0.1, "turns": 9}, step=3)
+    (row,) = read_history(model)
+    assert row["train/reward"] == (0.8 + 0.6 + 0.7) / 3
+    assert row["train/exception_rate"] == 0.25
+    assert row["train/win"] == 1.0
+    assert row["train/turns"] == 9.0
+    assert row["train/group_judged"] == 1.0
+    assert row["train/reward_std_dev"] == pytest.approx(0.1)
+    assert row["loss/train"] == 0.1
+    assert (row["costs/api"], row["costs/judge"], row["costs/all"], row["costs/cum/all"]) == (0.25, 0.5, 0.75, 0.75)
+    assert (row["data/step_num_scenarios"], row["data/step_num_trajectories"]) == (2, 4)
+    assert (row["data/step_num_groups_submitted"], row["data/step_num_groups_trainable"]) == (2, 1)
+    assert row["data/cum/num_unique_scenarios"] == 2
+    assert (row["training_step"], row["step"]) == (3, 3)
+    assert row["time/wall_clock_sec"] >= 0
+    assert isinstance(row["train/win"], float)
+    stored = read_trajectory_groups_parquet(tmp_path / "p/models/m/trajectories/train/0003.parquet")
+    assert [[t.reward for t in group] for group in stored] == [[0.8, 0.6], [0.7]]
+
+
+async def test_exact_mean(model, read_history):
+    await model.log([art.Trajectory(reward=0.8), art.Trajectory(reward=0.6)], split="val", step=0)
+    (row,) = read_history(model)
+    assert row["val/reward"] == 0.7
+    assert all(key.startswith(("val/", "data/")) for key in row_keys(row))
+
+
+async def test_log_without_content(model, read_history, tmp_path):
+    await model.log(step=1)
+    await model.log(metrics={}, step=1)
+    assert not model._path("history.jsonl").exists()
+    await model.log([], split="val", step=1)
+    (row,) = read_history(model)
+    assert row["data/step_num_trajectories"] == 0
+    assert read_trajectory_groups_parquet(tmp_path / "p/models/m/trajectories/val/0001.parquet") == []
+
+
+async def test_log_refuses_a_mix_and_old_cost_names(model):
+    with pytest.raises(TypeError, match="not a mix of Trajectory, TrajectoryGroup"):
+        await model.log([art.Trajectory(), art.TrajectoryGroup([])], step=0)
+    with pytest.raises(ValueError, match="'costs/gpu'"):
+        await model.log(metrics={"costs_gpu": 1.0}, step=0)
+    assert not model._path("history.jsonl").exists()
+
+
+async def test_names(model, read_history):
+    given = {"reward": 1, "rewardish/value": 1, "loss/x": 1, "val/y": 1, "nan": float("nan"), "inf": float("inf")}
+    await model.log(metrics=given, split="train", step=0)
+    await model.log(metrics=given, split="discarded", step=0)
+    first, second = read_history(model)
+    assert row_keys(first) == {"train/reward", "train/rewardish/value", "loss/x", "val/y"}
+    assert row_keys(second) == {"discarded/reward", "discarded/rewardish/value", "discarded/loss/x", "discarded/val/y"}
+
+
+async def test_totals_go_on_in_a_new_model(model, read_history, tmp_path):
+    await model.log(metrics={"costs/gpu": 1.0, "time/step_actor_s": 2.0}, split="train", step=1)
+    again = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
+    await again.log(metrics={"costs/gpu": 0.5}, split="train", step=2)
+    assert read_history(model)[1]["costs/cum/gpu"] == 1.5
+    assert model.read_state()["_metrics_builder_state"]["cum_state"]["time/cum/actor_s"] == 2.0
+
+
+async def test_costs_of_evaluation_stay_in_its_rows(model, read_history):
+    token = model.activate_metrics_context("eval")
+    MetricsBuilder.get_active().add_cost("eval/api", 2.0)
+    token.var.reset(token)
+    with pytest.raises(LookupError):
+        MetricsBuilder.get_active()
+    await model.log(metrics={"loss/x": 1.0}, split="train", step=1)
+    await model.log(metrics={"reward": 1.0}, split="val", step=1)
+    train, val = read_history(model)
+    assert "costs/all" not in train
+    assert (val["costs/eval/api"], val["costs/eval"], val["costs/cum/all"]) == (2.0, 2.0, 2.0)
+
+
+async def test_automatic_metrics_of_train_steps(tmp_path, monkeypatch, read_history):
+    clock = iter([100.0, 136.0, 200.0])
+    loop_clock = time.monotonic
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", loop_clock, raising=False)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    model = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
+    model._backend = Recorder(automatic=True, rate=10)
+    await model.log(metrics={"x": 1.0}, split="val", step=1)
+    await model.log(metrics={"x": 1.0}, split="train", step=1)
+    await model.log(metrics={"x": 2.0}, split="train", step=1)
+    await model.log(metrics={"time/step_wall_s": 5.0}, split="train", step=2)
+    rows = read_history(model)
+    assert "time/step_wall_s" not in rows[0]
+    assert (rows[1]["time/step_wall_s"], rows[1]["costs/gpu"]) == (36.0, 0.1)
+    assert "time/step_wall_s" not in rows[2]
+    assert rows[3]["time/step_wall_s"] == 5.0
+    assert rows[3]["costs/gpu"] == pytest.approx(64 * 10 / 3600)
+
+
+async def test_a_mock_as_backend_is_tolerated(model, read_history):
+    model._backend = MagicMock()
+    await model.log(metrics={"x": 1.0}, split="train", step=1)
+    assert read_history(model)[0]["train/x"] == 1.0
+
+
+async def test_the_old_way_to_train(model, read_history):
+    await model.register(Recorder(step=4, samples=[{"loss/train": 1.0}, {"loss/train": 3.0}]))
+    with pytest.warns(DeprecationWarning, match=r"backend\.train"):
+        await model.train([art.TrajectoryGroup([art.Trajectory(reward=1.0)])])
+    (row,) = read_history(model)
+    assert (row["loss/train"], row["train/reward"], row["step"]) == (2.0, 1.0, 4)
+    assert row["time/step_trainer_s"] > 0
+
+
+async def test_sft_logs_one_row_or_none(model, read_history):
+    await model.register(Recorder(step=2, samples=[{"loss/sft": 1.0}, {"loss/sft": 2.0}]))
+    await model.train_sft([])
+    (row,) = read_history(model)
+    assert (row["loss/sft"], row["step"]) == (1.5, 2)
+    model.backend().samples = []
+    await model.train_sft([])
+    assert len(read_history(model)) == 1
+
+
+async def test_which_checkpoints_are_kept(model, capsys):
+    backend = Recorder(step=5)
+    await model.register(backend)
+    await model.delete_checkpoints()
+    assert "only the latest checkpoint is kept" in capsys.readouterr().err
+    for step, reward in ((1, 0.5), (2, 0.5), (3, 0.1), (3, 0.2)):
+        await model.log(metrics={"reward": reward}, step=step)
+    with model._path("history.jsonl").open("a") as rows:
+        rows.write(json.dumps({"step": 4, "val/reward": None}) + "\n")
+    await model.delete_checkpoints()
+    await model.delete_checkpoints(best_checkpoint_metric="val/other")
+    assert backend.kept == [[5], [1, 5], [5]]
+
+
+def test_cost_calculator(model):
+    assert model.cost_calculator(1, 2, "train") == {}
+    model.set_cost_calculator(lambda prompt, completion, context: {f"costs/{context}/x": 1.0})
+    assert model.cost_calculator(1, 2, "eval") == {"costs/eval/x": 1.0}
+    model.set_cost_calculator(None)
+    assert model.cost_calculator(1, 2, "train") == {}

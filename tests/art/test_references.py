@@ -1,0 +1,81 @@
+import json
+
+import pytest
+
+import art
+from art.errors import NoTrainingDataError
+from art.references import build_train_groups
+
+
+def only(trajectory):
+    groups, left_out = build_train_groups([art.TrajectoryGroup([trajectory])])
+    return groups[0].trajectories, left_out
+
+
+def test_turns_of_all_histories_count_once(make_choice):
+    trajectory = art.Trajectory(
+        messages_and_choices=[make_choice(turn="a"), make_choice(turn="b")],
+        additional_histories=[
+            art.trajectories.History(messages_and_choices=[make_choice(turn="a"), make_choice(turn="c")])
+        ],
+    )
+    (sent,), _ = only(trajectory)
+    assert sent.turns == ["a", "b", "c"]
+
+
+def test_a_choice_that_went_through_json_keeps_its_reference(make_choice):
+    trajectory = art.Trajectory(messages_and_choices=[make_choice(turn="a")])
+    (sent,), _ = only(art.Trajectory.model_validate(json.loads(trajectory.model_dump_json())))
+    assert sent.turns == ["a"]
+
+
+def test_a_plain_dict_is_named(make_choice):
+    trajectory = art.Trajectory(
+        messages_and_choices=[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    )
+    with pytest.raises(NoTrainingDataError) as caught:
+        build_train_groups([art.TrajectoryGroup([]), art.TrajectoryGroup([art.Trajectory(rollout_id="r"), trajectory])])
+    assert "group 1, trajectory 1: turn 1 is a plain dict instead of the sampled Choice" in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_choice_of_another_endpoint_is_named(make_choice):
+    history = art.trajectories.History(messages_and_choices=[make_choice(turn=None)])
+    with pytest.raises(NoTrainingDataError, match="turn 0 of additional history 0 was sampled from another endpoint"):
+        only(art.Trajectory(additional_histories=[history]))
+
+
+def test_a_message_object_is_named(make_choice):
+    with pytest.raises(NoTrainingDataError, match="turn 0 is a ChatCompletionMessage, not the sampled Choice"):
+        only(art.Trajectory(messages_and_choices=[make_choice().message]))
+
+
+def test_other_assistants_beside_sampled_turns_are_context(make_choice):
+    trajectory = art.Trajectory(
+        messages_and_choices=[
+            {"role": "assistant", "content": "example"},
+            make_choice(turn=None),
+            make_choice(turn="a"),
+        ]
+    )
+    (sent,), left_out = only(trajectory)
+    assert (sent.turns, left_out) == (["a"], [])
+
+
+def test_a_run_without_any_call_is_left_out_and_told():
+    sent, left_out = only(art.Trajectory(messages_and_choices=[{"role": "user", "content": "q"}], reward=-1))
+    assert sent == []
+    assert left_out == [
+        "group 0, trajectory 0: no model was called in it, so there is nothing to learn from; it was left out"
+    ]
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_must_be_finite(reward):
+    with pytest.raises(NoTrainingDataError, match="The reward of group 0, trajectory 0"):
+        only(art.Trajectory(rollout_id="r", reward=reward))
+
+
+def test_metrics_travel_without_nan():
+    (sent,), _ = only(art.Trajectory(rollout_id="r", metrics={"a": 1, "b": float("nan"), "c": True}))
+    assert sent.metrics == {"a": 1.0, "c": 1.0}

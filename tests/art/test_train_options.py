@@ -1,0 +1,75 @@
+import warnings
+
+import pytest
+
+from art import train_options
+from art.train_options import build_options
+from art.wire import Algorithm, TrainOptions
+
+
+@pytest.fixture(autouse=True)
+def fresh_warnings():
+    train_options._warned.clear()
+
+
+def test_defaults_are_those_of_the_service():
+    assert build_options(5e-6, {}) == TrainOptions()
+    assert build_options(5e-6, {"epsilon": None, "kl_penalty_coef": 0.0, "kimi_k2_tau": None}) == TrainOptions()
+
+
+def test_options_by_their_own_and_by_other_names():
+    options = build_options(
+        1e-3,
+        {
+            "kl_penalty_coef": 0.1,
+            "packed_sequence_length": 512,
+            "loss_type": "grpo",
+            "normalize_advantages": False,
+            "adam_params": {"beta1": 0.8, "beta2": 0.95},
+            "max_grad_norm": 0.5,
+        },
+    )
+    assert options == TrainOptions(
+        learning_rate=1e-3,
+        kl_coef=0.1,
+        micro_batch_tokens=512,
+        algorithm=Algorithm.GRPO,
+        scale_rewards=False,
+        adam_betas=(0.8, 0.95),
+        max_grad_norm=0.5,
+    )
+
+
+def test_own_names_win():
+    assert build_options(1.0, {"truncated_importance_sampling": 5.0, "importance_cap": 3.0}).importance_cap == 3.0
+    assert build_options(1.0, {"importance_cap": 3.0, "truncated_importance_sampling": 5.0}).importance_cap == 3.0
+    assert build_options(1.0, {"importance_cap": None}).importance_cap is None
+
+
+def test_an_option_without_effect_warns_once_and_only_when_set():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build_options(1.0, {"plot_tensors": False, "logprob_calculation_chunk_size": 1024})
+    with pytest.warns(UserWarning, match="plot_tensors=True") as caught:
+        build_options(1.0, {"plot_tensors": True})
+        build_options(1.0, {"plot_tensors": True})
+    assert len(caught) == 1
+
+
+def test_unknown_names_are_errors():
+    with pytest.raises(TypeError, match="unknown options: a, b"):
+        build_options(1.0, {"b": 1, "a": 2})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("loss_type", "dr_grpo", "loss_type='dr_grpo' is not available"),
+        ("loss_fn", "mystery", "loss_fn='mystery' is not available"),
+        ("epsilon", -1, "epsilon: .*greater than or equal to 0"),
+        ("overlong", "maybe", "overlong: "),
+    ],
+)
+def test_values_that_cannot_be_honoured_are_errors(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        build_options(1.0, {name: value})
