@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from art.cli.demo import demo
+from art.cli.runs import runs, show
 from art.cli.serve import serve
 
 app = typer.Typer(
@@ -19,6 +20,8 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(serve)
+app.command()(runs)
+app.command()(show)
 
 
 def _print_version(wanted: bool) -> None:
