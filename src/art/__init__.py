@@ -1,9 +1,12 @@
 """ART trains the agent you already have: your code runs it and scores it, ART makes its model better."""
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from art import dev
+    from art.auto_trajectory import auto_trajectory, capture_auto_trajectory
     from art.backend import Backend
     from art.batches import trajectory_group_batches
     from art.gather import gather_trajectories, gather_trajectory_groups
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
         TrainResult,
         TrainSFTConfig,
     )
+    from art.utils.retry import retry
+    from art.yield_trajectory import capture_yielded_trajectory, yield_trajectory
 
 _HOME = {
     "Backend": "art.backend",
@@ -39,9 +44,14 @@ _HOME = {
     "TrainableModel": "art.model",
     "Trajectory": "art.trajectories",
     "TrajectoryGroup": "art.trajectories",
+    "auto_trajectory": "art.auto_trajectory",
+    "capture_auto_trajectory": "art.auto_trajectory",
+    "capture_yielded_trajectory": "art.yield_trajectory",
     "gather_trajectories": "art.gather",
     "gather_trajectory_groups": "art.gather",
+    "retry": "art.utils.retry",
     "trajectory_group_batches": "art.batches",
+    "yield_trajectory": "art.yield_trajectory",
 }
 """Where each public name lives. A module is imported when one of its names is first asked for."""
 
@@ -62,10 +72,15 @@ __all__ = [
     "TrainableModel",
     "Trajectory",
     "TrajectoryGroup",
+    "auto_trajectory",
+    "capture_auto_trajectory",
+    "capture_yielded_trajectory",
     "dev",
     "gather_trajectories",
     "gather_trajectory_groups",
+    "retry",
     "trajectory_group_batches",
+    "yield_trajectory",
 ]
 
 
@@ -83,3 +98,15 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """Keeps ``art.auto_trajectory`` and ``art.yield_trajectory`` functions, although modules have the same names."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ("auto_trajectory", "yield_trajectory") and isinstance(value, ModuleType):
+            value = vars(value)[name]
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -2,11 +2,11 @@
 
 import functools
 import ssl
-import sys
 from typing import Any
 
-from openai import AsyncOpenAI, DefaultAsyncHttpxClient, Timeout
+from openai import AsyncOpenAI, Timeout
 
+from art.capture import async_http_client, http_package
 from art.control import is_loopback
 
 TIMEOUT_S = 1200.0
@@ -18,17 +18,14 @@ def make_client(base_url: str, api_key: str) -> AsyncOpenAI:
     """A client that waits long for answers and bears very many calls at once."""
     timeout = Timeout(TIMEOUT_S, connect=CONNECT_S)
     if is_loopback(base_url):  # a proxy setting is not meant for this machine, which needs no certificates either
-        http = DefaultAsyncHttpxClient(timeout=timeout, limits=_limits(), trust_env=False, verify=_no_tls())
+        http = async_http_client(timeout=timeout, limits=_limits(), trust_env=False, verify=_no_tls())
     else:
-        http = DefaultAsyncHttpxClient(timeout=timeout, limits=_limits())
+        http = async_http_client(timeout=timeout, limits=_limits())
     return AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=timeout, http_client=http)
 
 
 def _limits() -> Any:
-    """Limits of the HTTP package that the installed ``openai`` is built on: httpx or httpx2."""
-    http_client = next(kind for kind in DefaultAsyncHttpxClient.__mro__ if kind.__name__ == "AsyncClient")
-    package = sys.modules[http_client.__module__.partition(".")[0]]
-    return package.Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
+    return http_package().Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
 
 
 @functools.cache

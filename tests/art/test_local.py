@@ -15,7 +15,6 @@ import art
 from art.errors import BackendDiedError, MissingExtraError
 from art.local import service as local_service
 
-
 STAND_IN = """
 import json, os, pathlib, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -77,9 +76,9 @@ time.sleep(60)
 
 
 def test_a_service_that_cannot_start_shows_the_tail_of_its_log(tmp_path, quick_service):
-    with art.LocalBackend(path=tmp_path, serve_arguments=["--no-such-option"]) as backend:
-        with pytest.raises(BackendDiedError, match=r"(?s)exited with code 1.*No such option"):
-            asyncio.run(backend.get_health())
+    refused = pytest.raises(BackendDiedError, match=r"(?s)exited with code 1.*No such option")
+    with art.LocalBackend(path=tmp_path, serve_arguments=["--no-such-option"]) as backend, refused:
+        asyncio.run(backend.get_health())
 
 
 def test_missing_packages_are_one_line(tmp_path, monkeypatch):
