@@ -55,7 +55,11 @@ def build_batch(step: StepInput, *, vocabulary: int, max_length: int) -> StepBat
             _check_trajectory(trajectory, f"groups.{g}.trajectories.{t}", vocabulary)
     options = step.options
     rewards = [np.array([t.reward for t in group], np.float64) for group in step.groups]
-    advantages = PRESETS[options.algorithm].advantage(rewards, options.scale_rewards)
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # extreme rewards are met by the guard against non-finite gradients
+        advantages = PRESETS[options.algorithm].advantage(rewards, options.scale_rewards)
+        deviations = [float(r.std()) for r in rewards if r.size > 1]
     trainable = [bool(np.abs(a).max() > EQUAL_WITHIN) for a in advantages]
     overlong = _Overlong(options.overlong, max_length)
     members: list[Member] = []
@@ -65,11 +69,10 @@ def build_batch(step: StepInput, *, vocabulary: int, max_length: int) -> StepBat
             member = Member([_training_row(row, float(advantages[g][t])) for row in rows if any(row.sampled)])
             if trainable[g] and member.trained_tokens:
                 members.append(member)
-    several = [r for r in rewards if r.size > 1]
     trajectories = sum(len(group) for group in step.groups)
     metrics = {
         "reward/mean": float(np.concatenate(rewards).mean()),
-        "reward/std_dev": float(np.mean([r.std() for r in several])) if several else 0.0,
+        "reward/std_dev": float(np.mean(deviations)) if deviations else 0.0,
         "data/step_num_groups_submitted": float(len(step.groups)),
         "data/step_num_groups_trainable": float(sum(trainable)) if members else 0.0,
         "data/step_num_trajectories": float(trajectories),

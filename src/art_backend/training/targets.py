@@ -50,7 +50,8 @@ def read_targets(pack: Pack, device: torch.device) -> PackTargets:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)
 
     def floats(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(device)
+        with np.errstate(over="ignore"):  # what overflows is met by the guard against non-finite gradients
+            return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(device)
 
     return PackTargets(
         positions=ints(distinct[0]),

@@ -1,0 +1,96 @@
+"""The trainer as a process: driven by its real client, killed, and resumed."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import safetensors.torch
+import torch
+
+from art.wire import TrainOptions
+from art_backend.errors import BadRequestError, ModelNotAvailableError
+from art_backend.process import ProcessDiedError
+from art_backend.training.process import TrainerProcess
+from art_backend.training.trainer import Trainer
+from art_backend.training.types import StepInput
+
+
+def step_of(groups, step):
+    return StepInput(groups=groups, options=TrainOptions(learning_rate=1e-2, micro_batch_tokens=16), step=step)
+
+
+def tensors(checkpoint):
+    return {
+        name: tensor
+        for file in ("adapter_model.safetensors", "optimizer.safetensors")
+        for name, tensor in safetensors.torch.load_file(checkpoint / file).items()
+    }
+
+
+async def test_a_killed_trainer_resumes_bit_for_bit(setup, make_groups, tmp_path):
+    """4 steps straight, here, against 2 + kill -9 in mid-step + 2, in processes; with bad input on the way."""
+    batches = [make_groups(seed) for seed in range(4)]
+    straight = Trainer(setup)
+    expected = [straight.train(step_of(batch, i + 1)) for i, batch in enumerate(batches)]
+    setup.checkpoints = tmp_path / "killed"
+    log = tmp_path / "trainer.log"
+    trainer = await TrainerProcess.start(setup, log_path=log, threads=1)
+    try:
+        seen: list[tuple[int, int]] = []
+        outputs = [await trainer.train(step_of(batches[0], 1), lambda done, total: seen.append((done, total)))]
+        assert seen[-1][0] == seen[-1][1] == expected[0].metrics["data/step_packed_tokens"]
+        assert len(seen) > 1
+        with pytest.raises(BadRequestError) as caught:
+            await trainer.train(step_of([[]], 2))
+        assert caught.value.param == "groups.0"
+        await trainer.release()
+        outputs.append(await trainer.train(step_of(batches[1], 2)))
+
+        started = asyncio.Event()
+        step = asyncio.create_task(trainer.train(step_of(batches[2] * 40, 3), lambda done, total: started.set()))
+        await asyncio.wait_for(started.wait(), 60)
+        os.kill(trainer.pid, signal.SIGKILL)
+        killed = time.monotonic()
+        with pytest.raises(ProcessDiedError, match="SIGKILL"):
+            await step
+        assert time.monotonic() - killed < 5
+        assert not trainer.alive
+        with pytest.raises(ProcessDiedError):
+            await trainer.train(step_of(batches[2], 3))
+    finally:
+        await trainer.close()
+
+    trainer = await TrainerProcess.start(setup, log_path=log, threads=1)
+    try:
+        outputs += [await trainer.train(step_of(batches[i], i + 1)) for i in (2, 3)]
+    finally:
+        await trainer.close()
+    for ours, theirs in zip(outputs, expected, strict=True):
+        a, b = tensors(ours.checkpoint), tensors(theirs.checkpoint)
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[name], b[name]) for name in a)
+        assert ours.canaries == theirs.canaries
+
+
+async def test_a_missing_model_is_an_answer_and_not_a_death(setup, make_groups, tmp_path):
+    setup.base_path = tmp_path
+    trainer = await TrainerProcess.start(setup, log_path=tmp_path / "log", threads=1)
+    try:
+        with pytest.raises(ModelNotAvailableError, match="cannot be loaded"):
+            await trainer.train(step_of(make_groups(), 1))
+        assert trainer.alive
+    finally:
+        await trainer.close()
+    assert not trainer.alive
+
+
+def test_the_worker_ends_when_its_input_ends():
+    worker = subprocess.run(
+        [sys.executable, "-m", "art_backend.training.worker"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60
+    )
+    assert worker.returncode == 0
+    assert worker.stdout == b""
