@@ -39,7 +39,7 @@ from art_backend.training.state import (
 from art_backend.training.targets import PackTargets, read_targets
 from art_backend.training.types import Canary, ModelSetup, StepInput, StepOutput
 
-MICRO_BATCH_TOKENS = {"cpu": 2_000, "cuda": 16_384}
+MICRO_BATCH_TOKENS = {"cpu": 1_536, "cuda": 16_384}
 """Packed tokens per forward pass when the caller does not say, by device."""
 
 MAX_NONFINITE = 3

@@ -1,0 +1,132 @@
+"""Attention along a tree: every implementation against the dense mask, and the fused LoRA layer against PEFT's."""
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import Linear
+from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from art_backend.training.attention import (
+    block_mask,
+    branch_attention,
+    dense_mask,
+    query_blocks,
+    scores,
+)
+from art_backend.training.lora import FusedLoraLinear
+from art_backend.training.packing import TrainingRow, pack_rows
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def pack():
+    """A tree with branches on branches, some longer than a block, some of one token."""
+    random = np.random.default_rng(0)
+
+    def grow(stem, *lengths):
+        return [np.concatenate([stem, random.integers(0, 50, n)]) for n in lengths]
+
+    root = random.integers(0, 50, 70)
+    first, second = grow(root, 40, 300)
+    rows = [*grow(first, 1, 9, 150), *grow(second, 2, 30), *grow(root, 5)]
+    trained = [np.arange(row.size) == row.size - 1 for row in rows]
+    (pack,) = pack_rows(
+        [TrainingRow(r, t, np.zeros(r.size), 1.0, 1.0, 1.0) for r, t in zip(rows, trained, strict=True)], 10_000
+    )
+    return pack
+
+
+def draw(pack, heads, key_heads, dtype=torch.float32):
+    torch.manual_seed(0)
+    shapes = [(heads, 16), (key_heads, 16), (key_heads, 16)]
+    return [torch.randn(1, h, pack.size, d).to(dtype).requires_grad_() for h, d in shapes]
+
+
+def dense(q, k, v, pack):
+    mask = dense_mask(torch.from_numpy(pack.ends))
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.3, enable_gqa=True).transpose(1, 2)
+
+
+def test_the_dense_mask_is_ancestry(pack):
+    mask = dense_mask(torch.from_numpy(pack.ends))
+    for branch in pack.branches:
+        expected = {*branch.ancestors.tolist(), branch.start}
+        assert set(torch.nonzero(mask[branch.start]).flatten().tolist()) == expected
+
+
+@pytest.mark.parametrize(("heads", "key_heads"), [(4, 4), (6, 2), (3, 1)])
+@pytest.mark.parametrize("size", [1, 7, 128, 10_000])
+def test_branch_attention_equals_the_dense_mask(pack, heads, key_heads, size):
+    results = []
+    for kind in ("branches", "dense"):
+        q, k, v = draw(pack, heads, key_heads)
+        if kind == "branches":
+            blocks = query_blocks(pack, CPU, size)
+            output, _ = branch_attention(torch.nn.Module(), q, k, v, None, blocks=blocks, scaling=0.3)
+        else:
+            output = dense(q, k, v, pack)
+        (output * torch.linspace(-1, 1, output.numel()).view_as(output)).sum().backward()
+        results.append((output.detach(), q.grad, k.grad, v.grad))
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_branch_attention_in_bfloat16_is_as_exact_as_its_inputs(pack):
+    q, k, v = draw(pack, 6, 2, torch.bfloat16)
+    output, _ = branch_attention(torch.nn.Module(), q, k, v, None, blocks=query_blocks(pack, CPU), scaling=0.3)
+    exact = dense(q.double(), k.double(), v.double(), pack)
+    # One rounding of the weights and one of the output: half a unit in the last place (2⁻⁹) each, and little more.
+    assert (output.double() - exact).abs().max() < 3 * 2**-9 * exact.abs().max()
+
+
+def test_scores_from_bfloat16_are_far_more_exact_than_bfloat16():
+    torch.manual_seed(0)
+    a, b = (torch.randn(2, n, 64).bfloat16() * 4 for n in (30, 50))
+    exact = a.double() @ b.double().transpose(1, 2)
+    error = (scores(a, b).double() - exact).abs().max() / exact.abs().max()
+    assert error < 2**-15
+    assert ((a @ b.transpose(1, 2)).double() - exact).abs().max() / exact.abs().max() > 2**-10
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_gets_the_same_mask(pack):
+    ends = torch.from_numpy(pack.ends)
+    q, k, v = (x.detach() for x in draw(pack, 4, 2))
+    output = flex_attention(q, k, v, block_mask=block_mask(ends), scale=0.3, enable_gqa=True)
+    assert isinstance(output, torch.Tensor)
+    torch.testing.assert_close(output.transpose(1, 2), dense(q, k, v, pack), rtol=1e-4, atol=1e-5)
+
+
+class Toy(torch.nn.Module):
+    def __init__(self, bias):
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 10, bias=bias)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_fused_lora_layer_equals_peft_s(bias):
+    results = []
+    for custom in (False, True):
+        torch.manual_seed(0)
+        config = LoraConfig(r=3, lora_alpha=7, target_modules=["layer"], init_lora_weights=False)
+        if custom:
+            config._register_custom_module({torch.nn.Linear: FusedLoraLinear})
+        model = get_peft_model(Toy(bias), config)
+        layer = model.base_model.model.layer
+        assert type(layer) is (FusedLoraLinear if custom else Linear)
+        x = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        y = model(x)
+        y.square().sum().backward()
+        with model.disable_adapter():
+            off = model(x)
+        grads = [p.grad for p in model.parameters() if p.requires_grad]
+        results.append([y.detach(), off.detach(), x.grad, *grads])
+    assert len(results[0]) == 5
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected)
