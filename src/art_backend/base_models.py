@@ -291,6 +291,8 @@ def main() -> None:
     except ServiceError as error:
         console.print(f"[bold red]Error:[/] {escape(error.message)}", soft_wrap=True)
         raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     print(found)
 
 

@@ -7,9 +7,6 @@ from typing import Annotated
 
 import typer
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, by the shells' convention."""
-
 
 def demo(
     steps: Annotated[int, typer.Option(min=1, help="Training steps in all.")] = 10,
@@ -44,7 +41,7 @@ def demo(
 
     from art.demo.display import Display, error_line
     from art.demo.records import RunDirectory
-    from art.demo.run import DemoOptions, run_demo
+    from art.demo.run import INTERRUPTED, DemoOptions, run_demo
     from art.errors import ARTError
 
     if learning_rate <= 0:

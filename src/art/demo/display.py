@@ -175,4 +175,4 @@ def mean_interval(mean: Estimate) -> str:
 
 def error_line(message: str) -> None:
     """Print an error to standard error."""
-    Console(stderr=True, highlight=False).print(Text("Error: ", "bold red").append(message, "default"), soft_wrap=True)
+    Console(stderr=True, highlight=False).print(Text.assemble(("Error: ", "bold red"), message), soft_wrap=True)

@@ -27,6 +27,9 @@ MAX_SEQUENCE_LENGTH = 512
 """A whole game, with the example before it, has fewer than 250 tokens."""
 LORA_RANK, LORA_ALPHA = 16, 32
 
+INTERRUPTED = 130
+"""Exit code of a command that was stopped with Ctrl-C, by the shells' convention."""
+
 RANDOM_GAMES_PER_OPPONENT = 10
 TRAINING_SEEDS_FROM = 1_000_000_000
 """Held-out games have the seeds below; no training game ever meets one of their opponents."""
@@ -263,11 +266,14 @@ def prepare_base_model(name: str) -> None:
     Raises:
         MissingExtraError: The backend is not installed.
         ARTError: The model was not found; what was tried stands on standard error.
+        KeyboardInterrupt: The preparation was interrupted.
     """
     if any(importlib.util.find_spec(module) is None for module in ("art_backend", "torch", "fastapi")):
         raise MissingExtraError("The backend", "backend")
     command = [sys.executable, "-m", "art_backend.base_models", name]
     finished = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+    if finished.returncode == INTERRUPTED:
+        raise KeyboardInterrupt
     if finished.returncode != 0:
         raise ARTError(f"The base model {name} is not available; the reason stands above.", 422)
 
