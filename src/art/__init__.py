@@ -9,10 +9,12 @@ if TYPE_CHECKING:
     from art.auto_trajectory import auto_trajectory, capture_auto_trajectory
     from art.backend import Backend
     from art.batches import trajectory_group_batches
+    from art.capture import no_capture
     from art.gather import gather_trajectories, gather_trajectory_groups
     from art.local import LocalBackend
     from art.model import Model, Rollout, TrainableModel
     from art.remote import RemoteBackend
+    from art.serverless import ServerlessBackend
     from art.trajectories import Trajectory, TrajectoryGroup
     from art.types import (
         LocalTrainResult,
@@ -36,6 +38,7 @@ _HOME = {
     "Model": "art.model",
     "RemoteBackend": "art.remote",
     "Rollout": "art.model",
+    "ServerlessBackend": "art.serverless",
     "ServerlessTrainResult": "art.types",
     "Tools": "art.types",
     "TrainConfig": "art.types",
@@ -48,6 +51,7 @@ _HOME = {
     "capture_auto_trajectory": "art.auto_trajectory",
     "capture_yielded_trajectory": "art.yield_trajectory",
     "gather_trajectories": "art.gather",
+    "no_capture": "art.capture",
     "gather_trajectory_groups": "art.gather",
     "retry": "art.utils.retry",
     "trajectory_group_batches": "art.batches",
@@ -64,6 +68,7 @@ __all__ = [
     "Model",
     "RemoteBackend",
     "Rollout",
+    "ServerlessBackend",
     "ServerlessTrainResult",
     "Tools",
     "TrainConfig",
@@ -78,6 +83,7 @@ __all__ = [
     "dev",
     "gather_trajectories",
     "gather_trajectory_groups",
+    "no_capture",
     "retry",
     "trajectory_group_batches",
     "yield_trajectory",

@@ -5,9 +5,10 @@ Clients that models hand out record by themselves, through their HTTP package's 
     client = openai.AsyncOpenAI(http_client=art.capture.async_http_client())
 """
 
+import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from typing import Any, cast
 
@@ -21,6 +22,17 @@ from art.trajectories import History, Trajectory, get_messages
 
 active_trajectory: ContextVar[Trajectory | None] = ContextVar("art_active_trajectory", default=None)
 """The trajectory that calls are recorded into."""
+
+
+@contextlib.contextmanager
+def no_capture() -> Generator[None]:
+    """Record nothing inside, for calls that are not the agent's own, such as a judge's."""
+    token = active_trajectory.set(None)
+    try:
+        yield
+    finally:
+        active_trajectory.reset(token)
+
 
 _PATH = "/chat/completions"
 

@@ -25,6 +25,7 @@ from art.state import append_line, deep_merge, locked, read_json, write_json
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import TrainConfig, TrainSFTConfig
 from art.utils.output_dirs import get_output_dir_from_model_properties, get_trajectories_split_dir
+from art.wandb_logging import WandbLogger, is_enabled
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -66,6 +67,7 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
     _backend: Backend | None = PrivateAttr(default=None)
     _client: "tuple[tuple[Any, ...], AsyncOpenAI] | None" = PrivateAttr(default=None)
     _builder: MetricsBuilder | None = PrivateAttr(default=None)
+    _wandb: WandbLogger | None = PrivateAttr(default=None)
     _created: float = PrivateAttr(default=0.0)
     _last_train_log: float = PrivateAttr(default=0.0)
     _last_train_step: int | None = PrivateAttr(default=None)
@@ -264,6 +266,26 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
         stamps = {"training_step": float(step), "time/wall_clock_sec": max(0.0, time.time() - self._created)}
         record = {**log_rows.finite(row), **stamps, "step": step, "recorded_at": datetime.now().isoformat()}
         append_line(self._path("history.jsonl"), json.dumps(record))
+        if is_enabled(self.report_metrics):
+            self._wandb_logger().log({**row, **stamps})
+
+    def update_wandb_config(self, update: dict[str, Any]) -> None:
+        """Merge into the config of the model's W&B run. Values may be repeated, not changed.
+
+        Raises:
+            TypeError: Not a dict.
+            ValueError: A value would change; the message names its path.
+        """
+        self._wandb_logger().update_config(update)
+
+    def _get_wandb_run(self) -> Any:
+        """The model's W&B run; ``None`` without ``WANDB_API_KEY``."""
+        return self._wandb_logger().run()
+
+    def _wandb_logger(self) -> WandbLogger:
+        if self._wandb is None:
+            self._wandb = WandbLogger(self.project, self.name)
+        return self._wandb
 
     async def _send_to_backend(self, row: Mapping[str, float], split: str, step: int) -> None:
         if row and isinstance(self._backend, MetricSink):

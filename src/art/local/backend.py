@@ -17,6 +17,7 @@ from art.local.service import ServiceProcess
 from art.remote import RemoteBackend
 from art.state import write_json
 from art.utils.output_dirs import get_default_art_path, get_output_dir_from_model_properties, get_step_checkpoint_dir
+from art.utils.trajectory_migration import auto_migrate_on_register
 
 START_TIMEOUT_S = float(os.environ.get("ART_SERVER_TIMEOUT", "1800"))
 """Cap on the service's start; its death is noticed at once in any case."""
@@ -69,12 +70,12 @@ class LocalBackend(RemoteBackend):
 
     async def register(self, model: AnyModel) -> None:
         model.base_path = str(self._path)
+        directory = Path(get_output_dir_from_model_properties(model.project, model.name, str(self._path)))
         record = {**model.safe_model_dump(), "inference_api_key": None}
         if model.config is not None:
             record["config"] = model.config.model_dump(mode="json")
-        write_json(
-            Path(get_output_dir_from_model_properties(model.project, model.name, str(self._path)), "model.json"), record
-        )
+        write_json(directory / "model.json", record)
+        auto_migrate_on_register(directory)
         await super().register(model)
 
     def automatic_gpu_cost_per_hour_usd(self, model: AnyModel) -> float | None:

@@ -21,7 +21,7 @@ def strip_logprobs(obj: Any) -> Any:
 
 
 def _strip(value: Any) -> Any:
-    kind = cast(Any, value).__class__
+    kind = value.__class__
     if isinstance(value, dict):
         items = cast(dict[Any, Any], value).items()
         return {key: _strip(inner) for key, inner in items if key != "logprobs"}
@@ -31,7 +31,7 @@ def _strip(value: Any) -> Any:
             kind(*members) if hasattr(kind, "_fields") else kind(members)
         )  # a named tuple takes its fields one by one
     if hasattr(value, "__dict__") and not isinstance(value, type):
-        attributes: dict[str, Any] = dict(cast(Any, value).__dict__)
+        attributes: dict[str, Any] = dict(value.__dict__)
         for name, inner in attributes.items():
             setattr(value, name, None if name == "logprobs" else _strip(inner))
     return value

@@ -1,0 +1,278 @@
+"""Relative rewards from a judge model: trajectories of one scenario are shown together and scored against each other."""
+
+import json
+import math
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol, cast, runtime_checkable
+
+from openai import AsyncOpenAI
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from art.capture import no_capture
+from art.errors import MissingExtraError
+from art.metrics import MetricsBuilder
+from art.trajectories import Trajectory, TrajectoryGroup
+
+ATTEMPTS = 3
+"""How often a judge is asked before its malformed answers are an error."""
+
+DEFAULT_RUBRIC = """\
+- Reaching the goal matters most: a trajectory that reaches it scores far above every one that does not.
+- Of two that reach it, the one that gets there with less waste (fewer turns, calls and words) scores a little higher.
+- Let the distance of two scores say how much better one is: small differences get small gaps, large ones large gaps.
+- A trajectory that fails but makes real progress earns part of the score, in proportion to the progress.
+- Judge what was done, not how confident it sounds."""
+
+_INSTRUCTIONS = """\
+You are given several trajectories of an AI agent. All of them pursue the same goal. Compare them with each other and \
+give each a score between 0 and 1, by these rules:
+
+{rubric}
+
+Score every trajectory exactly once, under its id, with a short explanation before the score."""
+
+_OBJECTION = "That answer cannot be used: {problem} Answer again, with JSON that matches the schema and nothing else."
+
+Judge = Callable[[list[dict[str, Any]]], Awaitable[str]]
+"""Takes chat messages and returns the judge's answer: JSON that matches ``Response``."""
+
+
+class TrajectoryScore(BaseModel):
+    """The judge's word on one trajectory."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    trajectory_id: str
+    explanation: str
+    score: float
+
+
+class Response(BaseModel):
+    """What the judge answers."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    scores: list[TrajectoryScore]
+
+
+async def acompletion(**arguments: Any) -> Any:
+    """``litellm.acompletion``, loaded when it is first called."""
+    try:
+        from litellm import acompletion as complete  # pyright: ignore
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "litellm, which a judge given by name needs (or give a tuple of an AsyncOpenAI client and a name),",
+            "litellm",
+        ) from error
+    return await complete(**arguments)  # pyright: ignore[reportUnknownVariableType]
+
+
+@runtime_checkable
+class ModelResponse(Protocol):
+    """Stands for litellm's response type, which is not loaded for its sake: whatever holds choices is one."""
+
+    choices: list[Any]
+
+
+async def ruler(
+    message_lists: Sequence[Sequence[Mapping[str, Any]]],
+    judge_model: "str | Judge | tuple[AsyncOpenAI, str]" = "openai/o3",
+    extra_litellm_params: Mapping[str, Any] | None = None,
+    rubric: str = DEFAULT_RUBRIC,
+    tools: Sequence[Any] | None = None,
+    *,
+    debug: bool = False,
+) -> list[TrajectoryScore]:
+    """Score trajectories against each other.
+
+    Args:
+        message_lists: One conversation per trajectory. What all begin with is shown once.
+        judge_model: A litellm model name, an OpenAI client with a model name, or a function that asks a judge.
+        extra_litellm_params: Further arguments of the call.
+        rubric: How to score.
+        tools: What the agent could call.
+        debug: Print the judge's answers.
+
+    Returns:
+        One score per trajectory, in order, with ids from ``"1"``.
+
+    Raises:
+        ValueError: The judge's answers could not be used, several times in a row.
+    """
+    lists = [list(messages) for messages in message_lists]
+    if not lists:
+        return []
+    identical = all(messages == lists[0] for messages in lists[1:])
+    if identical and len(lists) > 1:
+        print("warning: all trajectories are identical, so all get the same score", file=sys.stderr)
+    shown = lists[:1] if identical else lists
+    messages = _prompt(shown, rubric, tools)
+    scores = await _ask(messages, len(shown), judge_model, dict(extra_litellm_params or {}), debug)
+    if identical:
+        return [scores[0].model_copy(update={"trajectory_id": str(n)}) for n in range(1, len(lists) + 1)]
+    return scores
+
+
+async def ruler_score_group(
+    group: TrajectoryGroup,
+    judge_model: "str | Judge | tuple[AsyncOpenAI, str]" = "openai/o3",
+    extra_litellm_params: Mapping[str, Any] | None = None,
+    rubric: str = DEFAULT_RUBRIC,
+    *,
+    swallow_exceptions: bool = False,
+    debug: bool = False,
+) -> TrajectoryGroup | None:
+    """A copy of ``group`` whose rewards are the judge's scores; use it as ``after_each`` of gathering.
+
+    Each trajectory keeps its own reward as ``metrics["independent_reward"]`` and gets the judge's explanation in its logs.
+
+    Args:
+        swallow_exceptions: Print what went wrong and return ``None``, which drops the group, instead of raising.
+
+    Raises:
+        ValueError: A trajectory has additional histories, which the judge could not be shown.
+    """
+    if any(trajectory.additional_histories for trajectory in group.trajectories):
+        raise ValueError("RULER judges single conversations; a trajectory of this group has additional_histories.")
+    conversations = [cast(list[Any], trajectory.messages()) for trajectory in group.trajectories]
+    tools = group.trajectories[0].tools if group.trajectories else None
+    try:
+        scores = await ruler(conversations, judge_model, extra_litellm_params, rubric, tools, debug=debug)
+    except Exception as error:
+        if not swallow_exceptions:
+            raise
+        print(f"warning: a group was dropped, since it could not be judged: {error}", file=sys.stderr)
+        return None
+    judged = group.model_copy(deep=True)
+    for trajectory, score in zip(judged.trajectories, scores, strict=True):
+        _apply(trajectory, score)
+    return judged
+
+
+def _apply(trajectory: Trajectory, score: TrajectoryScore) -> None:
+    trajectory.metrics["independent_reward"] = trajectory.reward
+    trajectory.metrics["ruler_score"] = score.score
+    trajectory.reward = score.score
+    trajectory.log(f"RULER explanation: {score.explanation}")
+
+
+def _prompt(lists: list[list[Mapping[str, Any]]], rubric: str, tools: Sequence[Any] | None) -> list[dict[str, Any]]:
+    shared = 0
+    if len(lists) > 1:
+        shortest = min(map(len, lists))
+        while shared < shortest and all(messages[shared] == lists[0][shared] for messages in lists[1:]):
+            shared += 1
+    parts: list[str] = []
+    if shared:
+        parts.append(f"<context>\n{json.dumps(lists[0][:shared], ensure_ascii=False)}\n</context>")
+    if tools:
+        parts.append(f"<available_tools>\n{json.dumps(tools, ensure_ascii=False)}\n</available_tools>")
+    parts.append("Trajectories:")
+    for number, messages in enumerate(lists, 1):
+        text = json.dumps(messages[shared:], ensure_ascii=False)
+        parts.append(f'<trajectory id="{number}">\n{text}\n</trajectory>')
+    return [
+        {"role": "system", "content": _INSTRUCTIONS.format(rubric=rubric)},
+        {"role": "user", "content": "\n\n".join(parts)},
+    ]
+
+
+async def _ask(
+    messages: list[dict[str, Any]],
+    count: int,
+    judge: "str | Judge | tuple[AsyncOpenAI, str]",
+    extra: dict[str, Any],
+    debug: bool,
+) -> list[TrajectoryScore]:
+    conversation = list(messages)
+    for attempt in range(1, ATTEMPTS + 1):
+        answer = await _call(conversation, judge, extra)
+        if debug:
+            print(f"RULER judge, attempt {attempt}:\n{answer}", file=sys.stderr)
+        try:
+            return _scores(answer, count)
+        except ValueError as error:
+            if attempt == ATTEMPTS:
+                raise ValueError(
+                    f"The judge's answers could not be used, {ATTEMPTS} times in a row. {error}"
+                ) from error
+            objection = {"role": "user", "content": _OBJECTION.format(problem=error)}
+            conversation = [*messages, {"role": "assistant", "content": answer}, objection]
+    raise AssertionError("unreachable")
+
+
+async def _call(
+    messages: list[dict[str, Any]], judge: "str | Judge | tuple[AsyncOpenAI, str]", extra: dict[str, Any]
+) -> str:
+    """Ask the judge, book what it cost, return its text. The calls are no part of the trajectory that is captured."""
+    response: Any
+    with no_capture():
+        if isinstance(judge, str):
+            response = await acompletion(
+                model=judge, messages=messages, response_format=Response, caching=False, **extra
+            )
+            if not isinstance(response, ModelResponse):
+                raise ValueError(f"The judge returned a {type(response).__name__} without choices.")  # noqa: TRY004
+            name = judge
+        elif callable(judge):
+            return await judge(messages)
+        else:
+            client, model = judge
+            response = await client.chat.completions.create(
+                model=model, messages=cast(Any, messages), response_format=_response_format(), **extra
+            )
+            name = ""
+    if not response.choices:
+        raise ValueError("The judge returned no choices.")
+    _book_cost(name, response)
+    return response.choices[0].message.content or ""
+
+
+def _response_format() -> Any:
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "scores", "strict": True, "schema": Response.model_json_schema()},
+    }
+
+
+def _scores(answer: str, count: int) -> list[TrajectoryScore]:
+    """The scores by id, in order.
+
+    Raises:
+        ValueError: Saying what is wrong with the answer.
+    """
+    try:
+        found = Response.model_validate_json(_unfenced(answer)).scores
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise ValueError(
+            f"It does not match the schema: {'.'.join(map(str, problem['loc']))}: {problem['msg']}."
+        ) from error
+    by_id = {score.trajectory_id: score for score in found}
+    expected = [str(number) for number in range(1, count + 1)]
+    if len(found) != count or sorted(by_id) != sorted(expected):
+        raise ValueError(
+            f"It must score the ids {', '.join(expected)}, each once, not {', '.join(s.trajectory_id for s in found)}."
+        )
+    for score in found:
+        if not (math.isfinite(score.score) and 0 <= score.score <= 1):
+            raise ValueError(f"The score of trajectory {score.trajectory_id} is {score.score}, not between 0 and 1.")
+    return [by_id[one] for one in expected]
+
+
+def _unfenced(answer: str) -> str:
+    text = answer.strip()
+    if text.startswith("```"):
+        text = text.removeprefix("```json").removeprefix("```").removesuffix("```")
+    return text
+
+
+def _book_cost(judge: str, response: Any) -> None:
+    provider, slash, _ = judge.partition("/")
+    if not slash:
+        return
+    try:
+        MetricsBuilder.get_active().add_response_cost("judge/ruler", response, provider=provider, model_name=judge)
+    except (LookupError, ValueError):  # no one counts, or the judge's prices are unknown
+        return

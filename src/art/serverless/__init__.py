@@ -1,0 +1,5 @@
+"""A hosted backend."""
+
+from art.serverless.backend import ServerlessBackend
+
+__all__ = ["ServerlessBackend"]

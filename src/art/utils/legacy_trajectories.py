@@ -1,0 +1,104 @@
+"""The older text formats of trajectories on disk: JSONL, and YAML before that."""
+
+import json
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from typing import Any, cast
+
+from openai.types.chat.chat_completion import Choice
+from pydantic import BaseModel
+
+from art.errors import MissingExtraError
+from art.trajectories import History, Trajectory, TrajectoryGroup
+
+Dict = Mapping[str, Any]
+
+
+def message_or_choice_to_dict(item: Any) -> dict[str, Any]:
+    """A message or choice as JSON-able data, without log-probabilities. The argument is not changed."""
+    fields = item.model_dump(mode="json") if isinstance(item, BaseModel) else dict(cast(Dict, item))
+    fields.pop("logprobs", None)
+    return fields
+
+
+def dict_to_message_or_choice(fields: Dict) -> Any:
+    """The inverse: what has a ``finish_reason`` is a choice."""
+    if "finish_reason" not in fields:
+        return dict(fields)
+    return Choice.model_validate({"index": 0, "logprobs": None, **fields})
+
+
+def history_to_dict(history: History) -> dict[str, Any]:
+    return {
+        "messages_and_choices": [message_or_choice_to_dict(item) for item in history.messages_and_choices],
+        "tools": history.tools,
+    }
+
+
+def dict_to_history(fields: Dict) -> History:
+    items = [dict_to_message_or_choice(item) for item in fields.get("messages_and_choices") or ()]
+    return History(messages_and_choices=items, tools=fields.get("tools"))
+
+
+def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "reward": trajectory.reward,
+        "metrics": trajectory.metrics,
+        "metadata": trajectory.metadata,
+        **history_to_dict(History(messages_and_choices=trajectory.messages_and_choices, tools=trajectory.tools)),
+        "additional_histories": [history_to_dict(history) for history in trajectory.additional_histories],
+        "logs": trajectory.logs,
+    }
+
+
+def dict_to_trajectory(fields: Dict) -> Trajectory:
+    main = dict_to_history(fields)
+    return Trajectory(
+        messages_and_choices=main.messages_and_choices,
+        tools=main.tools,
+        additional_histories=[dict_to_history(history) for history in fields.get("additional_histories") or ()],
+        reward=fields.get("reward") or 0.0,
+        metrics=fields.get("metrics") or {},
+        metadata=fields.get("metadata") or {},
+        logs=fields.get("logs") or [],
+    )
+
+
+def trajectory_group_to_dict(group: TrajectoryGroup) -> dict[str, Any]:
+    return {"trajectories": [trajectory_to_dict(trajectory) for trajectory in group.trajectories]}
+
+
+def dict_to_trajectory_group(fields: Dict) -> TrajectoryGroup:
+    return TrajectoryGroup([dict_to_trajectory(one) for one in fields["trajectories"]])
+
+
+def serialize_trajectory_groups(groups: Iterable[TrajectoryGroup]) -> str:
+    """One line of JSON per group."""
+    return "\n".join(json.dumps(trajectory_group_to_dict(group)) for group in groups)
+
+
+def deserialize_trajectory_groups(text: str) -> list[TrajectoryGroup]:
+    """Groups from JSONL, else from YAML.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    try:
+        rows: Any = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except json.JSONDecodeError:
+        rows = _load_yaml(text)
+    try:
+        return [dict_to_trajectory_group(row) for row in rows or ()]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"This holds no trajectory groups: {error!r}") from error
+
+
+def _load_yaml(text: str) -> Any:
+    try:
+        yaml: Any = import_module("yaml")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("PyYAML, which trajectories in the YAML format need,", "yaml") from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"This is neither JSONL nor YAML: {error}") from error

@@ -1,0 +1,178 @@
+import importlib
+import json
+from types import SimpleNamespace
+
+import openai
+import pytest
+from fastapi import FastAPI, Request
+from tests.art.conftest import serving
+
+import art
+from art.metrics import MetricsBuilder
+from art.rewards import ruler, ruler_score_group
+
+module = importlib.import_module("art.rewards.ruler")
+
+
+def answer(*scores):
+    return json.dumps({"scores": [{"trajectory_id": str(i), "explanation": f"why {i}", "score": s} for i, s in scores]})
+
+
+class Judge:
+    """Gives scripted answers and remembers what it was asked."""
+
+    def __init__(self, *answers):
+        self.answers, self.asked = list(answers), []
+
+    async def __call__(self, messages):
+        self.asked.append(messages)
+        return self.answers.pop(0)
+
+
+def conversation(*texts):
+    return [{"role": "user" if i % 2 == 0 else "assistant", "content": text} for i, text in enumerate(texts)]
+
+
+def test_the_package_gives_the_function_and_importlib_the_module():
+    assert art.rewards.ruler is module.ruler
+    assert module.__name__ == "art.rewards.ruler"
+
+
+async def test_scores_are_mapped_by_id_and_the_prompt_shows_the_shared_start_once():
+    judge = Judge(answer((2, 0.25), (1, 1)))
+    lists = [conversation("same", "first"), conversation("same", "second", "more")]
+    scores = await ruler(lists, judge, rubric="MY RUBRIC", tools=[{"name": "tool"}])
+    assert [(s.trajectory_id, s.score) for s in scores] == [("1", 1.0), ("2", 0.25)]
+    system, user = judge.asked[0]
+    assert "MY RUBRIC" in system["content"]
+    text = user["content"]
+    assert text.count("same") == 1
+    assert text.index("<context>") < text.index("<available_tools>") < text.index('<trajectory id="1">')
+    assert json.loads(text.split('<trajectory id="2">\n')[1].split("\n</trajectory>")[0]) == lists[1][1:]
+
+
+async def test_no_lists_no_call():
+    assert await ruler([], Judge()) == []
+
+
+async def test_identical_lists_are_judged_once(capsys):
+    judge = Judge(answer((1, 0.5)))
+    scores = await ruler([conversation("a", "b")] * 3, judge)
+    assert [(s.trajectory_id, s.score, s.explanation) for s in scores] == [(str(i), 0.5, "why 1") for i in (1, 2, 3)]
+    assert "identical" in capsys.readouterr().err
+    assert "<context>" not in judge.asked[0][1]["content"]
+    assert judge.asked[0][1]["content"].count("<trajectory ") == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        ("no json", "does not match the schema"),
+        (answer((1, 0.5)), "must score the ids 1, 2, each once, not 1"),
+        (answer((1, 0.5), (3, 0.5)), "must score the ids 1, 2"),
+        (answer((1, 0.5), (1, 0.5)), "must score the ids 1, 2"),
+        (answer((1, 0.5), (2, 1.5)), "trajectory 2 is 1.5, not between 0 and 1"),
+        (answer((1, 0.5), (2, float("nan"))), "score"),
+    ],
+)
+async def test_bad_answers_are_objected_to_and_asked_again(bad, problem):
+    judge = Judge(bad, "```json\n" + answer((1, 0), (2, 1)) + "\n```")
+    lists = [conversation("a", "b"), conversation("a", "c")]
+    assert [s.score for s in await ruler(lists, judge)] == [0, 1]
+    objection = judge.asked[1][-1]["content"]
+    assert problem in objection
+    with pytest.raises(ValueError, match="3 times in a row"):
+        await ruler(lists, Judge(bad, bad, bad))
+
+
+async def test_a_judge_by_litellm_name(monkeypatch):
+    calls = []
+
+    async def acompletion(**arguments):
+        calls.append(arguments)
+        usage = {"prompt_tokens": 1_000_000, "completion_tokens": 0}
+        return SimpleNamespace(
+            choices=[SimpleNamespace(message=SimpleNamespace(content=answer((1, 0.5))))], usage=usage
+        )
+
+    monkeypatch.setattr(module, "acompletion", acompletion)
+    builder = MetricsBuilder("train")
+    with builder.activate_context():
+        await ruler([conversation("a")], "openai/gpt-4.1", {"seed": 1})
+        await ruler([conversation("a")], "openai/unpriced")
+    assert (calls[0]["model"], calls[0]["response_format"], calls[0]["caching"], calls[0]["seed"]) == (
+        "openai/gpt-4.1",
+        module.Response,
+        False,
+        1,
+    )
+    row = await builder.flush()
+    assert (row["costs/train/judge/ruler"], row["costs/train/judge"], row["costs/all"]) == (2.0, 2.0, 2.0)
+
+    async def nothing(**arguments):
+        return SimpleNamespace(choices=[])
+
+    monkeypatch.setattr(module, "acompletion", nothing)
+    with pytest.raises(ValueError, match="no choices"):
+        await ruler([conversation("a")])
+
+
+async def test_a_judge_behind_any_openai_endpoint_is_not_captured():
+    app, bodies = FastAPI(), []
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request):
+        bodies.append(await request.json())
+        message = {"role": "assistant", "content": answer((1, 0.75))}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        return {"id": "c", "object": "chat.completion", "created": 1, "model": "j", "choices": [choice]}
+
+    with serving(app) as url:
+        http = art.capture.async_http_client()
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="k", http_client=http) as client:
+
+            async def judge_inside():
+                (score,) = await ruler([conversation("a", "b")], (client, "judge"), {"temperature": 0})
+                assert score.score == 0.75
+
+            trajectory = await art.capture_auto_trajectory(judge_inside())
+    assert trajectory.messages_and_choices == []
+    assert (bodies[0]["model"], bodies[0]["temperature"]) == ("judge", 0)
+    assert bodies[0]["response_format"]["json_schema"]["strict"] is True
+
+
+async def test_a_group_is_scored_in_a_copy(make_choice):
+    group = art.TrajectoryGroup(
+        [art.Trajectory(messages_and_choices=[*conversation("q"), make_choice(str(i))], reward=i) for i in range(2)],
+        exceptions=[ValueError("x")],
+        metadata={"scenario_id": "s"},
+        metrics={"m": 1},
+        logs=["l"],
+    )
+    group.trajectories[0].initial_policy_version = 3
+    judged = await ruler_score_group(group, Judge(answer((1, 0.9), (2, 0.1))))
+    assert [t.reward for t in judged] == [0.9, 0.1]
+    assert [t.metrics for t in judged] == [
+        {"independent_reward": 0.0, "ruler_score": 0.9},
+        {"independent_reward": 1.0, "ruler_score": 0.1},
+    ]
+    assert judged.trajectories[0].logs == ["RULER explanation: why 1"]
+    assert judged.trajectories[0].initial_policy_version == 3
+    assert (judged.metadata, judged.metrics, judged.logs, judged.exceptions) == (
+        group.metadata,
+        group.metrics,
+        group.logs,
+        group.exceptions,
+    )
+    assert [(t.reward, t.metrics, t.logs) for t in group] == [(0.0, {}, []), (1.0, {}, [])]
+
+
+async def test_failures_of_judging(capsys):
+    group = art.TrajectoryGroup([art.Trajectory(messages_and_choices=conversation("a"))])
+    with pytest.raises(ValueError, match="in a row"):
+        await ruler_score_group(group, Judge("x", "x", "x"))
+    assert await ruler_score_group(group, Judge("x", "x", "x"), swallow_exceptions=True) is None
+    assert "could not be judged" in capsys.readouterr().err
+    group.trajectories[0].additional_histories = [art.trajectories.History(messages_and_choices=[])]
+    with pytest.raises(ValueError, match="additional_histories"):
+        await ruler_score_group(group, Judge(), swallow_exceptions=True)

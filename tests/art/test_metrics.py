@@ -1,0 +1,253 @@
+import pytest
+
+from art.api_costs import MODEL_TOKEN_PRICING
+from art.costs import (
+    MODEL_PRICING,
+    ModelPricing,
+    build_cost_calculator,
+    compute_train_cost,
+    get_model_pricing,
+)
+from art.metrics import (
+    MetricsBuilder,
+    is_builder_managed_metric,
+    is_cumulative_metric_key,
+    to_cumulative_metric_key,
+    track_api_cost,
+)
+from art.metrics_taxonomy import average_metric_samples, summarize_trajectory_groups
+from art.trajectories import Trajectory, TrajectoryGroup
+
+
+async def test_flush_rolls_up_costs_and_accumulates():
+    builder = MetricsBuilder("train")
+    builder.add_cost("train/judge/a", 1.0)
+    builder.add_cost("train/judge/b", 2.0)
+    builder.add_cost("gpu", 4.0)
+    builder.add_cost("gpu", 1.0)
+    builder.add_data(step_num_scenarios=2, step_actor_tokens=100, scenario_ids=["a", "b", "a"])
+    builder.add_user_timing(step_actor_s=4.0)
+    builder.add_idle_times(step_trainer_idle_s=3.0)
+    row = await builder.flush()
+    assert row == {
+        "costs/train/judge/a": 1.0,
+        "costs/train/judge/b": 2.0,
+        "costs/train/judge": 3.0,
+        "costs/train": 3.0,
+        "costs/gpu": 5.0,
+        "costs/all": 8.0,
+        "costs/cum/train/judge/a": 1.0,
+        "costs/cum/train/judge/b": 2.0,
+        "costs/cum/train/judge": 3.0,
+        "costs/cum/train": 3.0,
+        "costs/cum/gpu": 5.0,
+        "costs/cum/all": 8.0,
+        "data/step_num_scenarios": 2.0,
+        "data/step_actor_tokens": 100.0,
+        "data/cum/num_scenarios": 2.0,
+        "data/cum/actor_tokens": 100.0,
+        "data/cum/num_unique_scenarios": 2.0,
+        "time/step_actor_s": 4.0,
+        "time/cum/actor_s": 4.0,
+        "throughput/step_trainer_idle_s": 3.0,
+        "throughput/cum/trainer_idle_s": 3.0,
+        "throughput/avg_actor_tok_per_s": 25.0,
+    }
+    assert await builder.flush() == {}
+    builder.add_cost("gpu", 1.0)
+    builder.add_data(scenario_ids=["c"])
+    again = await builder.flush()
+    assert (again["costs/cum/all"], again["data/cum/num_unique_scenarios"]) == (9.0, 3.0)
+
+
+def test_keys_are_checked():
+    builder = MetricsBuilder("train")
+    for key in ("plain", "costs/", "/x", "costs/cum/x"):
+        with pytest.raises(ValueError, match=r"metric|total"):
+            builder.add_metric(key, 1)
+    with pytest.raises(ValueError, match="empty"):
+        builder.add_cost("", 1)
+    builder.add_metric("costs/a/b", 1)
+    for key in ("costs/a", "costs/a/b/c"):
+        with pytest.raises(ValueError, match="contain"):
+            builder.add_metric(key, 1)
+    for context in ("", "  "):
+        with pytest.raises(ValueError, match="cost_context"):
+            MetricsBuilder(context)
+        with pytest.raises(ValueError, match="cost_context"):
+            builder.for_cost_context(context)
+
+
+async def test_contexts_share_totals_but_not_steps():
+    train = MetricsBuilder("train")
+    evaluation = train.for_cost_context("eval")
+    assert train.for_cost_context("train") is train
+    assert evaluation is train.for_cost_context("eval")
+    evaluation.add_cost("eval/x", 2.0)
+    assert await train.flush() == {}
+    train.add_cost("train/x", 1.0)
+    assert (await train.flush())["costs/cum/all"] == 1.0
+    assert (await evaluation.flush())["costs/cum/all"] == 3.0
+    scoped = train.for_cost_context("judge", buffer_scope="train")
+    scoped.add_cost("judge/y", 1.0)
+    assert (await train.flush())["costs/judge/y"] == 1.0
+
+
+async def test_state_continues_and_replaces():
+    builder = MetricsBuilder("train")
+    builder.add_cost("a", 1.0)
+    builder.add_data(scenario_ids=["s"])
+    await builder.flush()
+    state = builder.state_dict()
+    assert state == {"cum_state": {"costs/cum/a": 1.0, "costs/cum/all": 1.0}, "unique_scenario_ids": ["s"]}
+    other = MetricsBuilder("train")
+    other.add_cost("pending", 5.0)
+    other.load_state_dict(state)
+    assert await other.flush() == {}
+    other.add_cost("a", 1.0)
+    assert (await other.flush())["costs/cum/a"] == 2.0
+
+
+async def test_measuring():
+    builder = MetricsBuilder("train")
+    with builder.measure("time/step_actor_s"), builder.measure("time/other_s"):
+        pass
+    assert set(await builder.flush()) >= {"time/step_actor_s", "time/other_s"}
+
+
+def test_key_helpers():
+    assert is_cumulative_metric_key("costs/cum/gpu")
+    assert not is_cumulative_metric_key("costs/gpu")
+    assert not is_cumulative_metric_key("costs/cum")
+    assert to_cumulative_metric_key("time/step_wall_s") == "time/cum/wall_s"
+    assert to_cumulative_metric_key("costs/all") == "costs/cum/all"
+    assert [
+        key
+        for key in ("costs/x", "time/step_x", "time/x", "data/step_x", "reward", "loss/step_x")
+        if is_builder_managed_metric(key)
+    ] == [
+        "costs/x",
+        "time/step_x",
+        "data/step_x",
+    ]
+
+
+def usage(**fields):
+    return {"usage": fields}
+
+
+@pytest.mark.parametrize(
+    ("provider", "model", "response", "dollars"),
+    [
+        ("openai", "unknown", usage(cost=0.5), 0.5),
+        ("openai", "unknown", usage(cost={"total_cost": 0.25}), 0.25),
+        ("openai", "unknown", {"usage": {"model_extra": {"cost": 0.75}}}, 0.75),
+        ("x", "y", {"_hidden_params": {"additional_headers": {"llm_provider-x-litellm-response-cost": "1.5"}}}, 1.5),
+        ("OpenAI", "openai/gpt-4.1", usage(cost=True, prompt_tokens=1e6, completion_tokens=1e6), 10.0),
+        (
+            "openai",
+            "openai/gpt-4.1",
+            usage(prompt_tokens=1e6, completion_tokens=0, prompt_tokens_details={"cached_tokens": 4e5}),
+            0.6 * 2 + 0.4 * 0.5,
+        ),
+        (
+            "openai",
+            "openai/gpt-4.1",
+            usage(prompt_tokens=1e6, prompt_tokens_details={"cached_tokens": 9e6}),
+            0.5,
+        ),
+        (
+            "anthropic",
+            "anthropic/claude-sonnet-4-6",
+            usage(input_tokens=1e6, cache_creation_input_tokens=1e6, cache_read_input_tokens=1e6, output_tokens=1e6),
+            3 + 3.75 + 0.30 + 15,
+        ),
+        ("openai", "Qwen/Qwen3-8B", usage(prompt_tokens=1e6, completion_tokens=1e6), 0.13 + 0.40),
+    ],
+)
+async def test_cost_of_a_response(provider, model, response, dollars):
+    builder = MetricsBuilder("eval")
+    assert builder.add_response_cost("api", response, provider=provider, model_name=model) == pytest.approx(dollars)
+    assert (await builder.flush())["costs/eval/api"] == pytest.approx(dollars)
+
+
+def test_prices_given_registered_and_missing():
+    builder = MetricsBuilder("train")
+    response = usage(prompt_tokens=1e6, completion_tokens=1e6)
+    ask = {"provider": "openai", "model_name": "mine"}
+    with pytest.raises(ValueError, match="No pricing configured for 'mine'"):
+        builder.add_response_cost("a", response, **ask)
+    prices = {"prompt_price_per_million": 1.0, "completion_price_per_million": 2.0}
+    assert builder.add_response_cost("a", response, **ask, **prices) == 3.0
+    builder.register_model_pricing("mine", prompt_per_million=5, completion_per_million=6)
+    assert builder.for_cost_context("eval").add_response_cost("a", response, **ask) == 11.0
+    assert builder.add_response_cost("a", response, **ask, prompt_price_per_million=0.0) == 6.0
+    with pytest.raises(ValueError, match="'other' counts tokens"):
+        builder.add_response_cost("a", response, provider="other", model_name="mine")
+    with pytest.raises(ValueError, match="usage"):
+        builder.add_response_cost("a", {}, **ask)
+    builder.register_cost_extractor("Other", lambda response: 0.125)
+    assert builder.add_response_cost("a", response, provider="other", model_name="mine") == 0.125
+    builder.register_cost_extractor("openai", lambda response: None)
+    assert builder.add_response_cost("a", response, **ask) == 11.0
+
+
+async def test_tracking_calls():
+    @track_api_cost(
+        source="judge", provider="openai", model_name="openai/gpt-4.1", response_getter=lambda pair: pair[1]
+    )
+    async def call():
+        """Doc."""
+        return "text", usage(prompt_tokens=1e6)
+
+    @track_api_cost(source="judge", provider="openai", model_name="nobody/knows")
+    def call_sync():
+        return usage(prompt_tokens=1)
+
+    assert call.__doc__ == "Doc."
+    assert (await call())[0] == "text"
+    builder = MetricsBuilder("train")
+    with builder.activate_context():
+        assert MetricsBuilder.get_active() is builder
+        await call()
+        with pytest.raises(ValueError, match="No pricing"):
+            call_sync()
+    assert call_sync() == usage(prompt_tokens=1)
+    assert (await builder.flush())["costs/train/judge"] == 2.0
+    for blank in ("source", "provider", "model_name"):
+        arguments = {"source": "s", "provider": "p", "model_name": "m", blank: " "}
+        with pytest.raises(ValueError, match=blank):
+            track_api_cost(**arguments)
+
+
+def test_price_lists():
+    assert get_model_pricing("moonshotai/Kimi-K2.5") == ModelPricing(1.47, 3.66, 4.40)
+    assert get_model_pricing(None) is get_model_pricing("x") is None
+    with pytest.raises(ValueError, match="'x'"):
+        get_model_pricing("x", strict=True)
+    assert len(MODEL_PRICING) == 26
+    assert MODEL_TOKEN_PRICING["openai/gpt-4.1"].cached_prompt_per_million == 0.5
+    calculate = build_cost_calculator(ModelPricing(1.0, 2.0, 3.0))
+    assert calculate(1_000_000, 500_000, "eval") == {"costs/eval/tinker_prefill": 1.0, "costs/eval/tinker_sample": 1.0}
+    assert calculate(None, None, "eval")["costs/eval/tinker_sample"] == 0.0
+    assert compute_train_cost(2_000_000, ModelPricing(1.0, 2.0, 3.0)) == 6.0
+
+
+def test_averaging_of_samples():
+    key = "data/step_num_gradient_steps"
+    assert average_metric_samples([{"a": 1.0, key: 2}, {"a": 3.0, "b": 5.0, key: 2}]) == {"a": 2.0, "b": 5.0, key: 2}
+    assert average_metric_samples([]) == {}
+    with pytest.raises(ValueError, match="must be invariant"):
+        average_metric_samples([{key: 1}, {key: 2}])
+
+
+def test_summary_of_a_batch():
+    groups = [
+        TrajectoryGroup([Trajectory(reward=0), Trajectory(reward=1)], metadata={"scenario_id": 5}),
+        TrajectoryGroup([Trajectory(reward=1), Trajectory(reward=1 + 1e-13)], exceptions=[ValueError()]),
+        TrajectoryGroup([Trajectory(reward=1, metadata={"scenario_id": "x"})], metadata={"id": "ignored"}),
+        TrajectoryGroup([], metadata={"scenario_id": 5}),
+    ]
+    summary = summarize_trajectory_groups(groups)
+    assert (summary.num_scenarios, summary.num_trajectories, summary.num_groups_trainable) == (4, 6, 1)
+    assert summary.scenario_ids == ["5", "x"]
