@@ -1,10 +1,10 @@
-"""The trainer process's own memory: how much it took, and giving it back."""
+"""The trainer process's environment and memory: how much it took, and giving it back."""
 
 import ctypes
 import resource
 import sys
 
-ALLOCATOR_ENVIRONMENT = {
+CPU_ENVIRONMENT = {
     # Activations of one pack are freed and asked for again by the next. By default glibc returns such blocks to the kernel
     # and faults every page in again; these keep them until ``return_free_memory``.
     "MALLOC_MMAP_THRESHOLD_": str(4 * 2**30),
@@ -12,8 +12,11 @@ ALLOCATOR_ENVIRONMENT = {
     "MALLOC_TOP_PAD_": str(64 * 2**20),
     # One arena: threads that free what others allocated would otherwise spread the same buffers over many.
     "MALLOC_ARENA_MAX": "1",
+    # Waiting threads sleep instead of spinning: with spinning, any other busy process on the machine (an agent's
+    # environment, say) slows matrix products by an order of magnitude.
+    "OMP_WAIT_POLICY": "PASSIVE",
 }
-"""Read by glibc when a process starts; other allocators ignore it."""
+"""Read by glibc and OpenMP when a process starts; others ignore it."""
 
 
 def peak_memory_bytes() -> int:

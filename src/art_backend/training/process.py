@@ -19,7 +19,7 @@ from art_backend.errors import (
     TrainerFailedError,
 )
 from art_backend.process import ChildProcess, ProcessDiedError
-from art_backend.training.memory import ALLOCATOR_ENVIRONMENT
+from art_backend.training.memory import CPU_ENVIRONMENT
 from art_backend.training.types import Canary, ModelSetup, StepInput, StepOutput
 from art_backend.training.worker import encode_setup, encode_step
 
@@ -65,7 +65,7 @@ class TrainerProcess:
             [sys.executable, "-m", "art_backend.training.worker"],
             name="trainer",
             log_path=log_path,
-            env={"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **ALLOCATOR_ENVIRONMENT},
+            env={"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **CPU_ENVIRONMENT},
             pipes=True,
         )
         trainer = cls(child)
