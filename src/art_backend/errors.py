@@ -10,16 +10,25 @@ class ServiceError(Exception):
         message: What happened and what to do about it.
         param: Dotted path of the offending field, if there is one.
         retry_after_s: For ``BUSY``: seconds after which trying again makes sense.
+        permanent: Whether trying again makes no sense although the status says so.
     """
 
     code: ErrorCode = ErrorCode.INTERNAL
     status: int = 500
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        permanent: bool = False,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.permanent = permanent
 
 
 class BadRequestError(ServiceError):

@@ -110,7 +110,8 @@ class EngineHost:
             if self._deaths > MAX_RESTARTS:
                 raise EngineFailedError(
                     f"The engine died {self._deaths} times in a row and is not started again. See its log: "
-                    f"{self.settings.log_path}. Restart the service when the cause is removed."
+                    f"{self.settings.log_path}. Restart the service when the cause is removed.",
+                    permanent=True,
                 )
             try:
                 self._process = await self._start(self.settings)

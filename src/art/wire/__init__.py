@@ -10,7 +10,15 @@ from art.wire.errors import ApiError, ApiErrorBody, ErrorCode
 from art.wire.jobs import TERMINAL_STATES, Job, JobEvent, JobKind, JobState
 from art.wire.metrics import MetricHistory, MetricRow
 from art.wire.models import LoraSpec, ModelInfo, ModelList, RegisterModel
-from art.wire.rollouts import CreateRollout, RolloutInfo, RolloutKind, RolloutRows, TokenRow
+from art.wire.rollouts import (
+    CreateRollout,
+    RolloutInfo,
+    RolloutKind,
+    RolloutRows,
+    RolloutTree,
+    TokenRow,
+    TreeNode,
+)
 from art.wire.service import API_PREFIX, PROTOCOL_VERSION, Health, ProcessHealth, Version
 from art.wire.training import (
     Algorithm,
@@ -51,6 +59,7 @@ __all__ = [
     "RolloutInfo",
     "RolloutKind",
     "RolloutRows",
+    "RolloutTree",
     "TokenRow",
     "TrainGroup",
     "TrainOptions",
@@ -58,5 +67,6 @@ __all__ = [
     "TrainRequest",
     "TrainResult",
     "TrainTrajectory",
+    "TreeNode",
     "Version",
 ]

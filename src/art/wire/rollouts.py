@@ -58,3 +58,32 @@ class RolloutRows(Wire):
     rows: list[TokenRow]
     untrainable_turns: list[str] = []
     """One sentence per turn that was sampled at settings that cannot be trained, naming the setting."""
+
+
+class TreeNode(Wire):
+    """The ids that one turn, or the messages between two turns, added to a rollout."""
+
+    id: str
+    parent: str | None
+    """The node before, ``None`` at the beginning of a conversation."""
+    keep: int
+    """Number of ids that stand before ``token_ids``: of the parent's path, its first ``keep``."""
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    """Tools that the conversation began with."""
+    token_ids: list[int]
+    sampled: bool
+    """True for what the model sampled; the fields below are set then."""
+    logprobs: list[float] = []
+    policy_version: int | None = None
+    sampling: dict[str, Any] = {}
+    untrainable: str | None = None
+    """Why this turn cannot be trained; ``None`` if it can."""
+    finish_reason: str | None = None
+
+
+class RolloutTree(RolloutInfo):
+    """A rollout and everything that was captured in it."""
+
+    nodes: list[TreeNode] = []
+    """In the order in which they were sampled, parents first."""

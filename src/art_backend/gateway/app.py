@@ -1,77 +1,115 @@
 """The data plane: ``/v1`` and ``/r/{rollout}/v1``, with errors in the caller's protocol."""
 
+import hashlib
 import json
+import math
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from art_backend.errors import BadRequestError, ServiceError
-from art_backend.gateway import chat
+from art_backend.gateway.chat import CHAT
 from art_backend.gateway.keys import read_key
 from art_backend.gateway.ports import Identity, ModelDirectory
+from art_backend.gateway.responding import ErrorResponse, EventResponse, Surface, WholeResponse, tell
 from art_backend.gateway.turns import TurnTaker
 from art_backend.store.captures import CaptureStore
 
-_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-}
+KEEP_ALIVE_S = 10.0
+"""A waiting caller never hears nothing for longer."""
+
+MAX_BODY_BYTES = 64 * 2**20
 
 
 class Identify(Protocol):
     def __call__(self, key: str | None, rollout: str | None = None) -> Identity: ...
 
 
-def build_gateway(directory: ModelDirectory, captures: CaptureStore, identify: Identify) -> APIRouter:
-    """Return the router of the data plane."""
+def build_gateway(
+    directory: ModelDirectory, captures: CaptureStore, identify: Identify, *, keep_alive_s: float = KEEP_ALIVE_S
+) -> APIRouter:
+    """Return the router of the data plane.
+
+    Args:
+        identify: Names the caller by key, and by the rollout of a ``/r/{rollout}/v1`` URL; raises UnauthorizedError.
+        keep_alive_s: Seconds after which a waiting caller gets a sign of life, and again.
+    """
     taker = TurnTaker(directory, captures)
     router = APIRouter(tags=["inference"])
 
-    async def complete_chat(request: Request, rollout: str | None = None) -> Response:
-        """OpenAI chat completions."""
-        try:
-            identity = identify(read_key(request.headers), rollout)
-            retry = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-            return await chat.answer(taker, identity, await _read_json(request), retry=retry)
-        except ServiceError as error:
-            return _answer_error(error)
+    def endpoint(surface: Surface, summary: str) -> Callable[..., Awaitable[Response]]:
+        async def answer(request: Request, rollout: str | None = None) -> Response:
+            try:
+                identity = identify(read_key(request.headers), rollout)
+                raw = await _read_body(request)
+                call = surface.read(parse_body(raw))
+                call.digest = _digest(surface, identity, raw)
+                call.retry = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+                taken = taker.take(identity, call)
+            except RecursionError:
+                return ErrorResponse(surface, BadRequestError("The body is nested too deeply."))
+            except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
+                return ErrorResponse(surface, tell(error))
+            return (EventResponse if call.stream else WholeResponse)(surface, taken, keep_alive_s)
+
+        answer.__doc__ = summary
+        return answer
 
     async def list_models(request: Request, rollout: str | None = None) -> Response:
         """The models that this key opens."""
         try:
-            identity = identify(read_key(request.headers), rollout)
+            names = directory.list_names(identify(read_key(request.headers), rollout))
         except ServiceError as error:
-            return _answer_error(error)
-        names = directory.list_names(identity)
+            return ErrorResponse(CHAT, error)
         return JSONResponse(
             {"object": "list", "data": [{"id": n, "object": "model", "created": 0, "owned_by": "art"} for n in names]}
         )
 
     for prefix in ("/v1", "/r/{rollout}/v1"):
-        router.add_api_route(f"{prefix}/chat/completions", complete_chat, methods=["POST"])
+        router.add_api_route(f"{prefix}/chat/completions", endpoint(CHAT, "OpenAI chat completions."), methods=["POST"])
         router.add_api_route(f"{prefix}/models", list_models, methods=["GET"])
     return router
 
 
-async def _read_json(request: Request) -> Any:
+def parse_body(raw: bytes) -> dict[str, Any]:
+    """Parse a request's JSON.
+
+    Raises:
+        BadRequestError: It is not an object in valid JSON and Unicode.
+    """
     try:
-        return json.loads(await request.body())
+        body = json.loads(raw, parse_constant=_refuse_constant, parse_float=_finite)
+        if b"\\u" in raw:  # escapes can spell halves of a character, which are no text
+            json.dumps(body, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"The body is not valid JSON: {error}.") from error
+    if not isinstance(body, dict):
+        raise BadRequestError("The body must be a JSON object.")
+    return body
 
 
-def _answer_error(error: ServiceError) -> Response:
-    headers = {"x-should-retry": "false"} if error.status in (400, 401, 403, 404) else {}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = f"{error.retry_after_s:.0f}"
-    body = {
-        "message": error.message,
-        "type": _TYPES.get(error.status, "server_error"),
-        "param": error.param,
-        "code": error.code.value,
-    }
-    return JSONResponse({"error": body}, error.status, headers=headers)
+async def _read_body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise BadRequestError(f"The body is larger than {MAX_BODY_BYTES} bytes.")
+    return bytes(body)
+
+
+def _digest(surface: Surface, identity: Identity, raw: bytes) -> bytes:
+    who = f"{surface.name}/{identity.kind}/{identity.project}/{identity.model}/{identity.rollout}/"
+    return hashlib.blake2b(who.encode() + raw, digest_size=16).digest()
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is out of range")
+    return value

@@ -7,210 +7,205 @@ chunk that carries the finish reason.
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from art_backend.errors import BadRequestError, ServiceError
+from art_backend.gateway.messages import read_messages, read_tools
+from art_backend.gateway.parse import ParsedMessage, ParsedToolCall
+from art_backend.gateway.ports import ServedModel
+from art_backend.gateway.responding import Surface
+from art_backend.gateway.sampling import plan_sampling
+from art_backend.gateway.turns import Answer, Call, Completed, TopLogprobs
 
-from art_backend.errors import BadRequestError
-from art_backend.gateway.ports import Identity, ServedModel
-from art_backend.gateway.render import Message
-from art_backend.gateway.turns import Call, Completed, TurnTaker, collect
-from art_backend.inference.contract import Generation, GenerationDelta
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
-
-def read_call(body: Any, *, retry: bool) -> Call:
+def read_call(body: dict[str, Any]) -> Call:
     """Normalise the body of a chat request.
 
     Raises:
         BadRequestError: A field has a wrong type or value; the message names it.
     """
-    if not isinstance(body, dict):
-        raise BadRequestError("The body must be a JSON object.")
-    model, messages, tools = body.get("model"), body.get("messages"), body.get("tools")
-    if not isinstance(model, str) or not model:
-        raise BadRequestError("model: must be a non-empty string.", param="model")
-    if not isinstance(messages, list) or not messages:
-        raise BadRequestError("messages: must be a non-empty list.", param="messages")
-    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise BadRequestError("tools: must be a list of objects.", param="tools")
-    _refuse_unsupported(body)
-    normalised = [_normalise(message, f"messages.{i}") for i, message in enumerate(messages)]
-    return Call(model, normalised, tools if tools and body.get("tool_choice") != "none" else None, body, retry)
-
-
-def _refuse_unsupported(body: dict[str, Any]) -> None:
-    if body.get("tool_choice") not in (None, "auto", "none"):
+    tool_choice = body.get("tool_choice")
+    if tool_choice not in (None, "auto", "none"):
         raise BadRequestError(
             "tool_choice: this engine cannot force a tool call; use 'auto' or 'none'.", param="tool_choice"
         )
-    kind = body.get("response_format")
-    if kind is not None and (not isinstance(kind, dict) or kind.get("type") != "text"):
+    form = body.get("response_format")
+    if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
         raise BadRequestError(
-            "response_format: this engine cannot enforce a format; ask for it in the prompt.", param="response_format"
+            "response_format: this engine cannot enforce a format; leave it out and ask for it in the prompt.",
+            param="response_format",
         )
+    options = body.get("stream_options")
+    if options is not None and not isinstance(options, dict):
+        raise BadRequestError("stream_options: must be an object.", param="stream_options")
+    return Call(
+        model_name=read_model(body),
+        messages=read_messages(body.get("messages")),
+        tools=read_tools(body.get("tools")),
+        plan=plan_sampling(body),
+        stream=read_stream(body),
+        parse_calls=tool_choice != "none",
+        include_usage=bool((options or {}).get("include_usage")),
+    )
 
 
-def _normalise(message: Any, where: str) -> Message:
-    if not isinstance(message, dict):
-        raise BadRequestError(f"{where}: must be an object.", param=where)
-    role = message.get("role")
-    if role not in ROLES:
-        raise BadRequestError(f"{where}.role: must be one of {', '.join(ROLES)}.", param=f"{where}.role")
-    result: Message = {
-        "role": {"developer": "system", "function": "tool"}.get(role, role),
-        "content": _text(message.get("content"), f"{where}.content"),
+def read_model(body: dict[str, Any]) -> str:
+    model = body.get("model")
+    if not isinstance(model, str) or not model:
+        raise BadRequestError("model: must be a non-empty string.", param="model")
+    return model
+
+
+def read_stream(body: dict[str, Any]) -> bool:
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise BadRequestError("stream: must be true or false.", param="stream")
+    return bool(stream)
+
+
+def write_whole(answer: Answer) -> bytes:
+    """The ``chat.completion`` object."""
+    return _json(
+        {
+            **_head(answer, "chat.completion"),
+            "choices": [
+                {
+                    "index": index,
+                    "message": _message(one.message),
+                    "logprobs": write_logprobs(answer.model, one.ids, one.logprobs, one.top_logprobs)
+                    if answer.call.plan.logprobs
+                    else None,
+                    "finish_reason": one.finish_reason,
+                    "art": one.reference(),
+                }
+                for index, one in enumerate(answer.completed)
+            ],
+            "usage": write_usage(answer),
+        }
+    )
+
+
+async def write_events(answer: Answer) -> AsyncIterator[bytes]:
+    """The ``chat.completion.chunk`` events."""
+    head = _head(answer, "chat.completion.chunk")
+    if answer.call.include_usage:
+        head["usage"] = None
+    begun: set[int] = set()
+    calls = [0] * answer.call.plan.n
+    async for index, news in answer.follow():
+        choice: dict[str, Any] = {"index": index, "delta": {}, "logprobs": None, "finish_reason": None}
+        if index not in begun:
+            begun.add(index)
+            choice["delta"] = {"role": "assistant", "content": ""}
+        if isinstance(news, Completed):
+            choice["finish_reason"] = news.finish_reason
+            choice["art"] = news.reference()
+        else:
+            choice["delta"].update(_delta(news.message, calls[index]))
+            calls[index] += len(news.message.tool_calls)
+            if answer.call.plan.logprobs and news.ids:
+                choice["logprobs"] = write_logprobs(answer.model, news.ids, news.logprobs, news.top_logprobs)
+            elif not choice["delta"]:
+                continue
+        yield write_event({**head, "choices": [choice]})
+    if answer.call.include_usage:
+        yield write_event({**head, "choices": [], "usage": write_usage(answer)})
+    yield b"data: [DONE]\n\n"
+
+
+def write_error(error: ServiceError) -> bytes:
+    """OpenAI's error object."""
+    body = {
+        "message": error.message,
+        "type": _TYPES.get(error.status, "server_error"),
+        "param": error.param,
+        "code": error.code.value,
     }
-    if calls := message.get("tool_calls"):
-        result["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls")
-    if isinstance(message.get("tool_call_id"), str):
-        result["tool_call_id"] = message["tool_call_id"]
-    return result
+    return _json({"error": body})
 
 
-def _text(content: Any, where: str) -> str:
-    """Join text parts; null, missing and empty are the same."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise BadRequestError(f"{where}: must be a string, null or a list of parts.", param=where)
-    texts: list[str] = []
-    for i, part in enumerate(content):
-        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-            raise BadRequestError(f"{where}.{i}: only text parts are supported by this model.", param=f"{where}.{i}")
-        texts.append(part["text"])
-    return "".join(texts)
+def write_error_event(error: ServiceError) -> bytes:
+    return b"data: " + write_error(error) + b"\n\n"
 
 
-def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(calls, list):
-        raise BadRequestError(f"{where}: must be a list.", param=where)
-    result: list[dict[str, Any]] = []
-    for i, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, dict) else None
-        if (
-            not isinstance(function, dict)
-            or not isinstance(function.get("name"), str)
-            or not isinstance(call.get("id"), str)
-        ):
-            raise BadRequestError(f"{where}.{i}: needs an id, and a function with a name.", param=f"{where}.{i}")
-        arguments = function.get("arguments") or "{}"
-        result.append(
-            {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": str(arguments)}}
-        )
-    return result
+def write_event(data: dict[str, Any]) -> bytes:
+    return b"data: " + _json(data) + b"\n\n"
 
 
-async def answer(taker: TurnTaker, identity: Identity, body: Any, *, retry: bool) -> Response:
-    """Answer one request."""
-    call = read_call(body, retry=retry)
-    model, _ = taker.directory.resolve(identity, call.model_name)
-    if not body.get("stream"):
-        completed = await taker.take(identity, call)
-        return JSONResponse(_completion(call, model, completed))
-    return StreamingResponse(_stream(taker, identity, call, model), media_type="text/event-stream")
-
-
-def _completion(call: Call, model: ServedModel, completed: list[Completed]) -> dict[str, Any]:
+def write_usage(answer: Answer) -> dict[str, int]:
+    sampled = sum(len(one.ids) for one in answer.completed)
     return {
-        "id": f"chatcmpl-{uuid.uuid4().hex}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": call.model_name,
-        "choices": [
-            {
-                "index": i,
-                "message": _message(one),
-                "logprobs": _logprobs(model, one.generation) if one.plan.logprobs else None,
-                "finish_reason": one.finish_reason,
-                "art": _reference(one),
-            }
-            for i, one in enumerate(completed)
-        ],
-        "usage": _usage(completed),
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": sampled,
+        "total_tokens": answer.prompt_tokens + sampled,
     }
 
 
-def _message(completed: Completed) -> dict[str, Any]:
-    parsed = completed.message
-    message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
-    if parsed.reasoning:
-        message["reasoning_content"] = parsed.reasoning
-    if parsed.tool_calls:
-        message["content"] = parsed.content or None
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in parsed.tool_calls
-        ]
-    return message
+def write_logprobs(
+    model: ServedModel, ids: Sequence[int], logprobs: Sequence[float], top_logprobs: TopLogprobs
+) -> dict[str, Any]:
+    """One entry per sampled token, the one that ends the turn included."""
 
-
-def _reference(completed: Completed) -> dict[str, Any] | None:
-    if completed.turn is None:
-        return None
-    return {"turn": completed.turn.id, "rollout": completed.rollout, "policy_version": completed.policy_version}
-
-
-def _usage(completed: list[Completed]) -> dict[str, int]:
-    prompt = completed[0].prompt_tokens
-    sampled = sum(len(one.generation.token_ids) for one in completed)
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
-
-
-def _logprobs(model: ServedModel, generation: Generation | GenerationDelta) -> dict[str, Any]:
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
-        text = model.renderer.token_text(token_id)
-        return {"token": text, "bytes": list(text.encode()), "logprob": logprob}
+        data = model.renderer.detokenizer.token_bytes(token_id)
+        return {"token": data.decode(errors="replace"), "bytes": list(data), "logprob": logprob}
 
     return {
         "content": [
             {**entry(token_id, logprob), "top_logprobs": [entry(*other) for other in top]}
-            for token_id, logprob, top in zip(
-                generation.token_ids, generation.logprobs, generation.top_logprobs, strict=True
-            )
+            for token_id, logprob, top in zip(ids, logprobs, top_logprobs, strict=True)
         ],
         "refusal": None,
     }
 
 
-async def _stream(taker: TurnTaker, identity: Identity, call: Call, model: ServedModel) -> AsyncIterator[str]:
-    head = {
+def _head(answer: Answer, kind: str) -> dict[str, Any]:
+    return {
         "id": f"chatcmpl-{uuid.uuid4().hex}",
-        "object": "chat.completion.chunk",
+        "object": kind,
         "created": int(time.time()),
-        "model": call.model_name,
+        "model": answer.call.model_name,
     }
 
-    def chunk(delta: dict[str, Any], finish: str | None = None, **extra: Any) -> str:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None, **extra}
-        return f"data: {json.dumps({**head, 'choices': [choice]})}\n\n"
 
-    yield chunk({"role": "assistant", "content": ""})
-    opened = taker.open(identity, call)
-    if opened is None:
-        completed = taker.overflow(identity)
-    else:
-        generation = Generation([], [], [], "abort")
-        shown = ""
-        async with opened.model.lease(opened.step) as lease, opened.stream(lease) as deltas:
-            async for delta in deltas:
-                collect(generation, delta)
-                text = opened.parse(generation).content
-                if delta.finish_reason is None and text.endswith("\ufffd"):
-                    continue  # the middle of a character
-                logprobs = _logprobs(model, delta) if opened.plan.logprobs else None
-                yield chunk({"content": text[len(shown) :]}, logprobs=logprobs)
-                shown = text
-        completed = taker.commit(opened, generation, lease.policy_version)
-    calls = [
-        {"index": i, "id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
-        for i, c in enumerate(completed.message.tool_calls)
-    ]
-    yield chunk({"tool_calls": calls} if calls else {}, completed.finish_reason, art=_reference(completed))
-    if (call.body.get("stream_options") or {}).get("include_usage"):
-        yield f"data: {json.dumps({**head, 'choices': [], 'usage': _usage([completed])})}\n\n"
-    yield "data: [DONE]\n\n"
+def _message(parsed: ParsedMessage) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
+    if parsed.reasoning:
+        message["reasoning_content"] = parsed.reasoning
+    if parsed.tool_calls:
+        message["content"] = parsed.content or None
+        message["tool_calls"] = [_tool_call(call) for call in parsed.tool_calls]
+    return message
+
+
+def _delta(part: ParsedMessage, calls_before: int) -> dict[str, Any]:
+    delta: dict[str, Any] = {}
+    if part.content:
+        delta["content"] = part.content
+    if part.reasoning:
+        delta["reasoning_content"] = part.reasoning
+    if part.tool_calls:
+        delta["tool_calls"] = [
+            {"index": calls_before + i, **_tool_call(call)} for i, call in enumerate(part.tool_calls)
+        ]
+    return delta
+
+
+def _tool_call(call: ParsedToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+CHAT = Surface("chat", read_call, write_whole, write_events, write_error, write_error_event)

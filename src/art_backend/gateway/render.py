@@ -1,50 +1,42 @@
-"""Messages to token ids and back, for one model family.
+"""Messages to token ids and back, for one model.
 
 What was sampled is never rendered again. The next prompt of a conversation is *bridged*: the exact ids served so far, plus
 the ids of the messages that are new. ``renderers`` does this for the families that it knows. For any other chat template
 the difference of two renderings of a stand-in conversation gives the new ids, if it provably can:
 
-1. Render ``[user, assistant]`` and ``[user, assistant, *new messages]``. The first must be a prefix of the second.
-2. What the template writes after the assistant's words must begin with the id that ends a turn: a special token, at which
-   tokenisation cannot merge neighbours. That id is dropped if the model sampled it, and kept (as observed) if it did not.
+1. Render ``[user, assistant]`` and ``[user, assistant, *new messages]``. The first must be a prefix of the second, up to the
+   token that closes the assistant's turn.
+2. That token is one of the tokenizer's added tokens: text is cut there before it is tokenised, so the ids that follow do not
+   depend on what stands before. If the model sampled the closing token it is not repeated; if it did not (a completion cut
+   short), it is part of the new ids, as observed.
 
 Where one of these does not hold, ``bridge`` returns ``None`` and the conversation forks into another row.
 """
 
 import json
-import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from renderers import create_renderer
-from renderers.base import MODEL_RENDERER_MAP, Renderer, ToolCallParseStatus
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from renderers.base import MODEL_RENDERER_MAP, Renderer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from art_backend.errors import BadRequestError
+from art_backend.errors import BadRequestError, ModelNotAvailableError
+from art_backend.gateway.detokenize import Detokenizer, TextStream
+from art_backend.gateway.message_stream import KnownMessageStream, TextMessageStream
+from art_backend.gateway.parse import THINK, ParsedMessage, TextParser
+from art_backend.gateway.tool_prompt import spell_out_tools
 
 Message = dict[str, Any]
-"""A normalised chat message: ``role``, ``content`` (a string), and where they apply ``tool_calls``, ``tool_call_id``, ``name``."""
+"""A normalised chat message: ``role``, ``content`` (a string), and where they apply ``tool_calls``, ``tool_call_id``,
+``reasoning_content``."""
 
-_STAND_IN = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "stand-in"}]
+Tools = Sequence[dict[str, Any]]
 
-
-@dataclass(slots=True)
-class ParsedToolCall:
-    name: str
-    arguments: str
-    """JSON, as the model wrote it."""
-    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
-
-
-@dataclass(slots=True)
-class ParsedMessage:
-    """What an agent gets to see of a completion."""
-
-    content: str
-    reasoning: str | None = None
-    tool_calls: list[ParsedToolCall] = field(default_factory=list[ParsedToolCall])
+_SPOKEN = "stand-in"
+_STAND_IN = [{"role": "user", "content": "q"}, {"role": "assistant", "content": _SPOKEN}]
 
 
 class ChatRenderer:
@@ -53,94 +45,180 @@ class ChatRenderer:
     Args:
         tokenizer: A fast tokenizer with a chat template.
         renderer: A hand-written renderer for this model family, if there is one.
+        stop_token_ids: Further ids that end a completion.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, renderer: Renderer | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        renderer: Renderer | None = None,
+        stop_token_ids: Sequence[int] = (),
+    ) -> None:
         self._tokenizer = tokenizer
         self._renderer = renderer
-        self._shows_tools = "tools" in (tokenizer.chat_template or "")
-        ids = renderer.get_stop_token_ids() if renderer else [tokenizer.eos_token_id]
-        self.stop_token_ids: tuple[int, ...] = tuple(ids)
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self.detokenizer = Detokenizer(tokenizer)
+        template = tokenizer.chat_template or ""
+        self._shows_tools = renderer is not None or "tools" in str(template)
+        self._close = None if renderer or not template else self._find_close()
+        ids = renderer.get_stop_token_ids() if renderer else [tokenizer.eos_token_id, self._close]
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in [*ids, *stop_token_ids] if i is not None))
 
     @classmethod
     def load(cls, path: Path, name: str | None = None) -> "ChatRenderer":
         """Load the tokenizer in ``path``; ``name`` is the model's hub id, by which its family is known."""
         tokenizer = AutoTokenizer.from_pretrained(path)
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):
+            raise ModelNotAvailableError(f"The model in {path} has no tokenizer.json, which ART needs to read its ids.")
         known = name is not None and name in MODEL_RENDERER_MAP
         if known:
             tokenizer.name_or_path = name
-        return cls(tokenizer, create_renderer(tokenizer) if known else None)
+        return cls(tokenizer, create_renderer(tokenizer) if known else None, _generation_stops(path))
 
-    def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
+    @property
+    def vocabulary_size(self) -> int:
+        return len(self._tokenizer)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text of n characters has at least n / longest_token ids."""
+        return max(len(token) for token in self._tokenizer.get_vocab())
+
+    def render(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
         """Return the ids of a whole prompt, up to where the assistant begins to speak.
 
         Raises:
             BadRequestError: The model's chat template refuses the messages.
         """
-        if self._renderer:
-            return list(self._renderer.render_ids(list(messages), tools=_tools(tools), add_generation_prompt=True))
-        return self._encode(self._template(messages, tools, generation_prompt=True))
-
-    def bridge(
-        self, previous: Sequence[int], new_messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None = None
-    ) -> list[int] | None:
-        """Return the ids that follow ``previous`` (a prompt and its completion) for the next prompt, or ``None``."""
-        if self._renderer:
-            bridged = self._renderer.bridge_to_next_turn(list(previous), [], list(new_messages), tools=_tools(tools))
-            return None if bridged is None else list(bridged.token_ids[len(previous) :])
-        before = self._template(_STAND_IN, tools, generation_prompt=False)
-        after = self._template([*_STAND_IN, *new_messages], tools, generation_prompt=True)
-        if not after.startswith(before):
-            return None
-        spoken = before.rindex(_STAND_IN[-1]["content"]) + len(_STAND_IN[-1]["content"])
-        extension = self._encode(after[spoken:])
-        if not extension or extension[0] not in self.stop_token_ids:
-            return None
-        if self._encode(after) != self._encode(after[:spoken]) + extension:
-            return None
-        return extension[1:] if previous[-1] == extension[0] else extension
-
-    def parse(self, completion: Sequence[int], prompt: Sequence[int]) -> ParsedMessage:
-        """Split a completion into what was said, thought and called. Malformed calls stay in the text."""
-        if self._renderer:
-            parsed = self._renderer.parse_response(list(completion), prompt_ids=list(prompt))
-            good = [call for call in parsed.tool_calls if call.status is ToolCallParseStatus.OK]
-            bad = [call.raw for call in parsed.tool_calls if call.status is not ToolCallParseStatus.OK]
-            calls = [ParsedToolCall(call.name or "", json.dumps(call.arguments or {})) for call in good]
-            return ParsedMessage("".join([parsed.content, *bad]), parsed.reasoning_content, calls)
-        return ParsedMessage(self.decode(completion))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, without the ids that end a turn."""
-        spoken = list(ids)
-        while spoken and spoken[-1] in self.stop_token_ids:
-            spoken.pop()
-        return self._tokenizer.decode(spoken, skip_special_tokens=False)
-
-    def token_text(self, token_id: int) -> str:
-        """Text of a single id; the replacement character where it is a part of a character only."""
-        return self._tokenizer.decode([token_id])
-
-    def encode(self, text: str) -> list[int]:
-        return self._encode(text)
-
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
-
-    def _template(
-        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None, *, generation_prompt: bool
-    ) -> str:
-        if tools and not self._shows_tools:
-            raise BadRequestError("The chat template of this model cannot show tools.", param="tools")
         try:
-            return self._tokenizer.apply_chat_template(
-                list(messages), tools=_tools(tools), tokenize=False, add_generation_prompt=generation_prompt
-            )
+            if self._renderer:
+                ready = _with_objects(messages)
+                return list(self._renderer.render_ids(ready, tools=_list(tools), add_generation_prompt=True))  # pyright: ignore[reportArgumentType]
+            return self.encode(self._template(messages, tools, generation_prompt=True))
         except Exception as error:  # templates raise whatever their authors liked
             raise BadRequestError(
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from error
 
+    def bridge(
+        self, prompt: Sequence[int], completion: Sequence[int], new_messages: Sequence[Message], tools: Tools | None
+    ) -> list[int] | None:
+        """Return the ids that follow ``prompt`` and its ``completion`` in the next prompt; ``None`` if it cannot be proven."""
+        if not completion or not new_messages:
+            return None
+        if self._renderer:
+            return self._bridge_known(self._renderer, list(prompt), list(completion), new_messages, tools)
+        if self._close is None:
+            return None
+        try:
+            before = self._template(_STAND_IN, tools, generation_prompt=False)
+            after = self._template([*_STAND_IN, *new_messages], tools, generation_prompt=True)
+        except Exception:  # noqa: BLE001  a template may refuse the stand-in and accept the real messages
+            return None
+        spoken = before.rindex(_SPOKEN) + len(_SPOKEN)
+        close = self._tokenizer.added_tokens_decoder[self._close].content
+        if not after.startswith(before) or not after.startswith(close, spoken):
+            return None
+        extension = self.encode(after[spoken:])
+        if extension[:1] != [self._close]:
+            return None
+        return extension[1:] if completion[-1] == self._close else extension
 
-def _tools(tools: Sequence[dict[str, Any]] | None) -> list[Any] | None:
+    def _bridge_known(
+        self,
+        renderer: Renderer,
+        prompt: list[int],
+        completion: list[int],
+        new_messages: Sequence[Message],
+        tools: Tools | None,
+    ) -> list[int] | None:
+        ready = _with_objects(new_messages)
+        bridged = renderer.bridge_to_next_turn(prompt, completion, ready, tools=_list(tools))  # pyright: ignore[reportArgumentType]
+        if bridged is None:
+            return None
+        served = len(prompt) + len(completion)
+        ids = list(bridged.token_ids)
+        # a bridge may drop ids after the turn's end; those were served, so they cannot be dropped here
+        return ids[served:] if ids[:served] == prompt + completion else None
+
+    def parse(self, completion: Sequence[int], prompt: Sequence[int], tools: Tools | None = None) -> ParsedMessage:
+        """Split a completion into what was said, thought and called. Malformed calls stay in the text."""
+        stream = self.stream(prompt, tools)
+        message = stream.feed(completion)
+        message.extend(stream.finish())
+        return message
+
+    def stream(
+        self, prompt: Sequence[int], tools: Tools | None = None, stops: Sequence[str] = ()
+    ) -> TextMessageStream | KnownMessageStream:
+        """Parse a completion of ``prompt`` while it is sampled; ``stops`` are strings that end it."""
+        text = TextStream(self.detokenizer)
+        if self._renderer:
+            return KnownMessageStream(self._renderer, list(prompt), tools, text, stops)
+        thinking = self.detokenizer.decode(prompt[-8:]).rstrip().endswith(THINK)
+        return TextMessageStream(text, TextParser(calls=bool(tools), thinking=thinking), stops)
+
+    def encode(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def _find_close(self) -> int | None:
+        """The added token that the template writes right after an assistant's words."""
+        try:
+            text = self._template(_STAND_IN, None, generation_prompt=False)
+        except Exception:  # noqa: BLE001  such a template is rendered as a whole each time
+            return None
+        tail = text[text.rindex(_SPOKEN) + len(_SPOKEN) :]
+        for token_id, token in self._tokenizer.added_tokens_decoder.items():
+            if token.content and tail.startswith(token.content) and not token.lstrip:
+                return token_id
+        return None
+
+    def _template(self, messages: Sequence[Message], tools: Tools | None, *, generation_prompt: bool) -> str:
+        if self._shows_tools:
+            ready, shown = _with_objects(messages), _list(tools)
+        else:
+            ready, shown = spell_out_tools(messages, tools), None
+        text = self._tokenizer.apply_chat_template(
+            ready,
+            tools=shown,  # pyright: ignore[reportArgumentType]
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
+        )
+        if not isinstance(text, str):
+            raise TypeError(f"the chat template gave {type(text).__name__}")
+        return text
+
+
+def _with_objects(messages: Sequence[Message]) -> list[Message]:
+    """Give templates the arguments of calls as objects, as most of them expect; malformed ones as an object that says so."""
+    result: list[Message] = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            message = {**message, "tool_calls": [{**c, "function": _with_object(c["function"])} for c in calls]}
+        result.append(message)
+    return result
+
+
+def _with_object(function: dict[str, Any]) -> dict[str, Any]:
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        arguments = None
+    if not isinstance(arguments, dict):
+        arguments = {"malformed": function["arguments"]}
+    return {**function, "arguments": arguments}
+
+
+def _generation_stops(path: Path) -> list[int]:
+    """Ids that ``generation_config.json`` says end a completion."""
+    config = path / "generation_config.json"
+    if not config.exists():
+        return []
+    eos = json.loads(config.read_text()).get("eos_token_id")
+    return [eos] if isinstance(eos, int) else list(eos or [])
+
+
+def _list(tools: Tools | None) -> list[dict[str, Any]] | None:
     return list(tools) if tools else None

@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends
 
-from art.wire import API_PREFIX, CreateRollout, RolloutInfo, RolloutRows
+from art.wire import API_PREFIX, CreateRollout, RolloutInfo, RolloutRows, RolloutTree
 from art_backend.store.captures import CaptureStore
 
 
@@ -27,12 +27,18 @@ def build_rollouts(
         return captures.create_rollout(body.project, body.model, body.step, body.metadata)
 
     @router.get("/rollouts/{rollout}")
-    async def get_rollout(rollout: str) -> RolloutInfo:
-        return captures.get(rollout)
+    async def get_rollout(rollout: str) -> RolloutTree:
+        """The rollout and its tree: every message, with the ids that it added."""
+        return captures.describe(rollout)
 
     @router.get("/rollouts/{rollout}/trajectory")
     async def get_rows(rollout: str) -> RolloutRows:
         """The rows that would be trained: exact ids, in order."""
         return captures.rows(rollout)
+
+    @router.delete("/rollouts/{rollout}", status_code=204)
+    async def delete_rollout(rollout: str) -> None:
+        """Delete a rollout and its tokens."""
+        captures.delete(rollout)
 
     return router

@@ -1,18 +1,19 @@
-"""From a chat request's fields to how the engine samples, and whether what it samples can be trained."""
+"""From a request's fields to how the engine samples, and whether what it samples can be trained."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from art_backend.errors import BadRequestError
 from art_backend.inference.contract import Sampling
 
-Number = int | float
+Number = Annotated[int | float, Field(allow_inf_nan=False)]
 
 
 class SamplingFields(BaseModel):
-    """The fields of a request that bear on sampling. Others are ignored, as the protocol asks."""
+    """The fields of a request that bear on sampling. Others are ignored, as the protocols ask."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -25,11 +26,12 @@ class SamplingFields(BaseModel):
     repetition_penalty: Number | None = Field(default=None, gt=0)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    seed: int | None = None
-    stop: str | list[str] | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stop: str | list[str] | None = Field(default=None, max_length=4096)
     n: int | None = Field(default=None, ge=1, le=128)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    logit_bias: dict[str, Number] | None = Field(default=None, max_length=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,36 @@ class Plan:
     untrainable: str | None
     """The setting that makes its turns untrainable, in words."""
 
+    def fit(self, room: int, stop_token_ids: tuple[int, ...]) -> "Plan":
+        """Cut to the ``room`` (tokens) that a prompt leaves, with the ids that end a completion of this model."""
+        limit = min(self.sampling.max_tokens, room)
+        return replace(self, sampling=replace(self.sampling, max_tokens=limit, stop_token_ids=stop_token_ids))
 
-def plan_sampling(body: dict[str, Any], stop_token_ids: tuple[int, ...], room: int) -> Plan:
+    def sampling_of(self, choice: int) -> Sampling:
+        """How one of the ``n`` choices is sampled: a seed makes the request repeatable, not its choices the same."""
+        seed = self.sampling.seed
+        return self.sampling if seed is None else replace(self.sampling, seed=(seed + choice) % 2**63)
+
+    def settings(self) -> dict[str, Any]:
+        """What was asked for, as it is kept with each turn: the temperature, and all that is not neutral."""
+        sampling = self.sampling
+        settings: dict[str, Any] = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens}
+        settings |= {name: value for name, value, neutral in _shaping(sampling) if value != neutral}
+        if sampling.seed is not None:
+            settings["seed"] = sampling.seed
+        if self.stop:
+            settings["stop"] = list(self.stop)
+        return settings
+
+
+_UNLIMITED = 2**31 - 1
+
+
+def plan_sampling(body: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Plan:
     """Read the sampling fields of a request.
 
     Args:
-        room: Tokens left between the prompt and the model's maximum length; a larger ``max_tokens`` is cut to it.
+        names: Where a protocol calls a field differently: from our name to its.
 
     Raises:
         BadRequestError: A field has a wrong type or value.
@@ -58,11 +84,12 @@ def plan_sampling(body: dict[str, Any], stop_token_ids: tuple[int, ...], room: i
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        raise BadRequestError(f"{name}: {first['msg']}.", param=name) from error
-    limit = fields.max_completion_tokens or fields.max_tokens or room
+        shown = (names or {}).get(name, name)
+        reason = "is not supported" if name == "logit_bias" and first["type"] == "too_long" else first["msg"]
+        raise BadRequestError(f"{shown}: {reason}.", param=shown) from error
     temperature = 1.0 if fields.temperature is None else float(fields.temperature)
     sampling = Sampling(
-        max_tokens=min(limit, room),
+        max_tokens=fields.max_completion_tokens or fields.max_tokens or _UNLIMITED,
         temperature=temperature,
         top_p=1.0 if fields.top_p is None else float(fields.top_p),
         top_k=fields.top_k if fields.top_k is not None and fields.top_k > 0 else None,
@@ -70,7 +97,6 @@ def plan_sampling(body: dict[str, Any], stop_token_ids: tuple[int, ...], room: i
         presence_penalty=float(fields.presence_penalty or 0),
         frequency_penalty=float(fields.frequency_penalty or 0),
         repetition_penalty=1.0 if fields.repetition_penalty is None else float(fields.repetition_penalty),
-        stop_token_ids=stop_token_ids,
         seed=fields.seed,
         top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else 0,
     )
@@ -78,18 +104,24 @@ def plan_sampling(body: dict[str, Any], stop_token_ids: tuple[int, ...], room: i
     return Plan(sampling, fields.n or 1, tuple(s for s in stop if s), bool(fields.logprobs), _untrainable(sampling))
 
 
-def _untrainable(sampling: Sampling) -> str | None:
-    """Name the setting under which the reported probabilities are not those of the policy that is trained."""
-    for name, value, neutral in (
+def _shaping(sampling: Sampling) -> tuple[tuple[str, Any, Any], ...]:
+    """Settings that change the distribution beside the temperature: name, value, neutral value."""
+    return (
         ("top_p", sampling.top_p, 1.0),
         ("top_k", sampling.top_k, None),
         ("min_p", sampling.min_p, 0.0),
         ("presence_penalty", sampling.presence_penalty, 0.0),
         ("frequency_penalty", sampling.frequency_penalty, 0.0),
         ("repetition_penalty", sampling.repetition_penalty, 1.0),
-    ):
+    )
+
+
+def _untrainable(sampling: Sampling) -> str | None:
+    """Name the setting under which the reported probabilities are not those of the policy that is trained."""
+    for name, value, neutral in _shaping(sampling):
         if value != neutral:
-            return f"it was sampled with {name}={value}; set it to {neutral} in rollouts that are to be trained"
+            remedy = "leave it out" if neutral is None else f"set it to {neutral:g}"
+            return f"it was sampled with {name}={value:g}; {remedy} in rollouts that are to be trained"
     if sampling.temperature == 0:
         return "it was sampled greedily (temperature=0); sample at temperature 1 in rollouts that are to be trained"
     return None

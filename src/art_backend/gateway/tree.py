@@ -1,26 +1,30 @@
-"""The message tree of one rollout: what was served, which prompt each turn was sampled from, and which turn each prompt extends.
+"""The message tree of one rollout: what was served, and which turn each prompt extends.
 
-A tree alternates two kinds of node. A ``Prompt`` holds the ids that new messages added; a ``Turn`` holds the ids that the
-model sampled from it. Invariants, all enforced in ``commit``:
+Two kinds of node alternate. A ``Prompt`` holds the ids that messages of others added; a ``Turn`` holds the ids that the
+model sampled from it. Invariants, all enforced in ``Tree.commit``:
 
-- The ids along a path, prompt, turn, prompt, turn …, are those that the engine was fed plus those that it sampled, in order.
-- A node stores only the ids that it adds. Nodes never change once committed.
+- The ids along a path are those that the engine was fed plus those that it sampled, in order.
+- A node stores only the ids that it adds, and never changes once committed.
 - A turn has one log-probability per id.
 
-Messages are matched by *content*: a chain of digests over everything that came before (tools included) names a place in a
-conversation. Ids are matched by being on the path. Two turns with the same words are two turns; a conversation that goes on
-from those words extends the later one, and its ids are exact either way.
+A prompt that extends its parent turn keeps all ids before it. Where that is not possible (the template rewrites what came
+before) the prompt is rendered afresh and keeps only the ids that are the same from the beginning: the tree forks there.
+
+Messages are matched by *content*: a chain of digests over everything that came before, tools included, names a place in a
+conversation. Reasoning does not count, nor do the arguments of calls whose ids are known, nor words beside such calls that
+an agent dropped: frameworks rewrite those. Ids are matched by being on the path. Two turns with the same words are two
+turns; a conversation that goes on from those words extends the later one, and its ids are exact either way.
 """
 
 import hashlib
 import json
 import uuid
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from art_backend.gateway.render import ChatRenderer, Message
-from art_backend.inference.contract import Generation
+from art_backend.gateway.render import ChatRenderer, Message, Tools
 
 Digest = bytes
 
@@ -31,13 +35,42 @@ class Prompt:
 
     id: str
     parent: "Turn | None"
+    """The last turn that the messages before are known to end with."""
+    keep: int
+    """How many ids of the parent's path stand before ``ids``; all of them unless the tree forks here."""
+    ids: "array[int]"
     digest: Digest
-    """Place in the conversation after the last message of this prompt."""
-    ids: list[int]
+    """Place in the conversation after the last message."""
+    messages: list[Message]
+    """The messages since the parent's turn."""
+    tools: list[dict[str, Any]] | None = None
+    """Where the conversation begins: the tools that it began with."""
 
-    def path_ids(self) -> list[int]:
+    @property
+    def length(self) -> int:
+        """Number of ids on the path, these included."""
+        return self.keep + len(self.ids)
+
+    @property
+    def forks(self) -> bool:
+        """Whether ids of the parent's path were left behind."""
+        return self.parent is not None and self.keep < self.parent.length
+
+    def path_ids(self) -> "array[int]":
         """All ids up to here: what the engine is fed."""
-        return [*(self.parent.path_ids() if self.parent else []), *self.ids]
+        pieces = [self.ids]
+        keep, turn = self.keep, self.parent
+        while turn is not None and keep > 0:
+            prompt = turn.prompt
+            if keep > prompt.length:
+                pieces.append(turn.ids[: keep - prompt.length])
+            if keep > prompt.keep:
+                pieces.append(prompt.ids[: keep - prompt.keep])
+            keep, turn = min(keep, prompt.keep), prompt.parent
+        path = array("i")
+        for piece in reversed(pieces):
+            path.extend(piece)
+        return path
 
 
 @dataclass(slots=True, eq=False)
@@ -46,123 +79,192 @@ class Turn:
 
     id: str
     prompt: Prompt
+    ids: "array[int]"
+    logprobs: "array[float]"
     digest: Digest
     """Place in the conversation after this turn's message."""
-    ids: list[int]
-    logprobs: list[float]
-    policy_version: int
-    temperature: float
-    untrainable: str | None
-    """Why this turn cannot be trained; ``None`` if it can."""
     message: Message
     """The assistant's message as the agent saw it."""
+    policy_version: int
+    sampling: dict[str, Any]
+    """The settings that it was sampled with; ``temperature`` among them."""
+    untrainable: str | None
+    """Why this turn cannot be trained; ``None`` if it can."""
     finish_reason: str
 
-    def path_ids(self) -> list[int]:
-        return [*self.prompt.path_ids(), *self.ids]
+    @property
+    def temperature(self) -> float:
+        return self.sampling["temperature"]
 
-    def ancestors(self) -> list["Turn"]:
-        """Turns on the path to this one, oldest first, this one last."""
-        parent = self.prompt.parent
-        return [*(parent.ancestors() if parent else []), self]
+    @property
+    def length(self) -> int:
+        """Number of ids on the path, these included."""
+        return self.prompt.length + len(self.ids)
+
+    def path_ids(self) -> "array[int]":
+        return self.prompt.path_ids() + self.ids
+
+    def ancestors(self) -> "list[Turn]":
+        """Turns whose ids stand whole on the path to this one, oldest first, this one last."""
+        path: list[Turn] = [self]
+        keep, turn = self.prompt.keep, self.prompt.parent
+        while turn is not None:
+            if keep >= turn.length:
+                path.append(turn)
+            keep, turn = min(keep, turn.prompt.keep), turn.prompt.parent
+        path.reverse()
+        return path
 
 
 @dataclass(slots=True)
+class Sampled:
+    """What an engine made of a prompt, and what the agent gets to see of it."""
+
+    ids: "array[int]"
+    logprobs: "array[float]"
+    message: Message
+    policy_version: int
+    sampling: dict[str, Any]
+    untrainable: str | None
+    finish_reason: str
+
+
+@dataclass(eq=False)
 class Tree:
     """All prompts and turns of one rollout."""
 
     turns: dict[str, Turn] = field(default_factory=dict[str, Turn])
-    _prompts: dict[Digest, Prompt] = field(default_factory=dict[Digest, Prompt])
+    prompts: dict[str, Prompt] = field(default_factory=dict[str, Prompt])
+    size: int = 0
+    """Number of ids stored."""
+    _by_place: dict[Digest, Prompt] = field(default_factory=dict[Digest, Prompt])
     _ends: dict[Digest, Turn] = field(default_factory=dict[Digest, Turn])
+    _calls: dict[Digest, Turn] = field(default_factory=dict[Digest, Turn])
+    """Turns by the place before them and the ids of their calls."""
 
-    def place(
-        self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None, renderer: ChatRenderer
-    ) -> Prompt:
-        """Find or make the prompt of ``messages``. It joins the tree with its first turn.
+    def place(self, messages: Sequence[Message], tools: Tools | None, renderer: ChatRenderer) -> Prompt:
+        """Find or make the prompt of ``messages``. A new one joins the tree with its first turn.
 
-        The longest known beginning of the conversation is extended; where that is not possible a new one begins.
+        The longest known beginning of the conversation is extended; where that is not possible the tree forks.
+
+        Raises:
+            BadRequestError: The chat template refuses the messages.
         """
-        chain = digest_chain(messages, tools)
-        if known := self._prompts.get(chain[-1]):
+        chain = self.walk(messages, tools)
+        if known := self._by_place.get(chain[-1]):
             return known
-        for known_messages in range(len(messages) - 1, 0, -1):
-            turn = self._ends.get(chain[known_messages])
-            if turn is None:
-                continue
-            extension = renderer.bridge(turn.path_ids(), messages[known_messages:], tools)
-            if extension is not None:
-                return Prompt(_new_id("p"), turn, chain[-1], extension)
-            break
-        return Prompt(_new_id("p"), None, chain[-1], renderer.render(messages, tools))
+        known_messages = self._known(chain)
+        turn = self._ends[chain[known_messages]] if known_messages else None
+        added = list(messages[known_messages:])
+        if turn is None:
+            ids = array("i", renderer.render(messages, tools))
+            return Prompt(_new_id("p"), None, 0, ids, chain[-1], added, list(tools) if tools else None)
+        extension = renderer.bridge(turn.prompt.path_ids().tolist(), turn.ids.tolist(), added, tools)
+        if extension is not None:
+            return Prompt(_new_id("p"), turn, turn.length, array("i", extension), chain[-1], added)
+        ids = array("i", renderer.render(messages, tools))
+        keep = common_prefix(turn.path_ids(), ids)
+        return Prompt(_new_id("p"), turn, keep, ids[keep:], chain[-1], added)
 
-    def known_length(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> int:
-        """How many of the first messages this tree has seen."""
-        chain = digest_chain(messages, tools)
-        if chain[-1] in self._prompts:
-            return len(messages)
-        return next((n for n in range(len(messages) - 1, 0, -1) if chain[n] in self._ends), 0)
+    def known_messages(self, messages: Sequence[Message], tools: Tools | None) -> int:
+        """How many messages there are up to the last that is known to have been sampled here; 0 if none was."""
+        return self._known(self.walk(messages, tools))
 
     def commit(
         self,
         prompt: Prompt,
-        generation: Generation,
-        message: Message,
-        *,
-        policy_version: int,
-        temperature: float,
-        untrainable: str | None,
-    ) -> Turn:
-        """Add a sampled turn (and its prompt, if it is new) to the tree."""
-        if len(generation.token_ids) != len(generation.logprobs):
+        fed: Sequence[int],
+        completions: Sequence[Sampled],
+        store: Callable[[Sequence[Turn]], None],
+    ) -> list[Turn]:
+        """Add what was sampled from ``prompt`` to the tree, and enforce its invariants.
+
+        Args:
+            fed: The ids that the engine was fed.
+            store: Makes the turns durable. If it raises, the tree stays as it was.
+        """
+        if prompt.path_ids() != array("i", fed):
+            raise AssertionError("the prompt's path is not what the engine was fed")
+        if any(len(sampled.ids) != len(sampled.logprobs) for sampled in completions):
             raise AssertionError("the engine reported another number of log-probabilities than of ids")
-        prompt = self._prompts.setdefault(prompt.digest, prompt)
-        turn = Turn(
-            id=_new_id("t"),
-            prompt=prompt,
-            digest=extend_digest(prompt.digest, message),
-            ids=generation.token_ids,
-            logprobs=generation.logprobs,
-            policy_version=policy_version,
-            temperature=temperature,
-            untrainable=untrainable,
-            message=message,
-            finish_reason=generation.finish_reason,
-        )
-        self.add(turn)
-        return turn
+        known = self._by_place.get(prompt.digest)
+        if known is not None and known.parent is prompt.parent and known.path_ids() == array("i", fed):
+            prompt = known  # a concurrent call of the same messages was first
+        turns = [
+            Turn(
+                id=_new_id("t"),
+                prompt=prompt,
+                ids=sampled.ids,
+                logprobs=sampled.logprobs,
+                digest=extend_digest(prompt.digest, sampled.message),
+                message=sampled.message,
+                policy_version=sampled.policy_version,
+                sampling=sampled.sampling,
+                untrainable=sampled.untrainable,
+                finish_reason=sampled.finish_reason,
+            )
+            for sampled in completions
+        ]
+        store(turns)
+        for turn in turns:
+            self.add(turn)
+        return turns
 
     def add(self, turn: Turn) -> None:
         """Put a turn in its place; also used when a tree is read back from disk."""
-        self._prompts.setdefault(turn.prompt.digest, turn.prompt)
+        prompt = turn.prompt
+        if prompt.id not in self.prompts:
+            self.prompts[prompt.id] = prompt
+            self._by_place[prompt.digest] = prompt
+            self.size += len(prompt.ids)
         self.turns[turn.id] = turn
+        self.size += len(turn.ids)
         self._ends[turn.digest] = turn
+        if turn.message.get("tool_calls"):
+            self._calls[_calls_digest(prompt.digest, turn.message)] = turn
 
+    def walk(self, messages: Sequence[Message], tools: Tools | None) -> list[Digest]:
+        """Digests of the conversation before its first message and after each: [len(messages) + 1]."""
+        chain = [_digest(b"", tools or [])]
+        for message in messages:
+            if message["role"] == "assistant" and message.get("tool_calls"):
+                turn = self._calls.get(_calls_digest(chain[-1], message))
+                if turn is not None and message["content"] in ("", turn.message["content"]):
+                    chain.append(turn.digest)
+                    continue
+            chain.append(extend_digest(chain[-1], message))
+        return chain
 
-def digest_chain(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> list[Digest]:
-    """Digests of the conversation before its first message and after each: [len(messages) + 1]."""
-    chain = [hashlib.blake2b(_canonical(tools or []), digest_size=16).digest()]
-    for message in messages:
-        chain.append(extend_digest(chain[-1], message))
-    return chain
+    def _known(self, chain: Sequence[Digest]) -> int:
+        return next((n for n in range(len(chain) - 2, 0, -1) if chain[n] in self._ends), 0)
 
 
 def extend_digest(digest: Digest, message: Message) -> Digest:
-    """Digest of the conversation after one more message.
-
-    Of an assistant's message with tool calls only the calls' ids count: frameworks re-serialise arguments and drop the words
-    beside a call, but bring ids back unchanged. Reasoning never counts.
-    """
-    calls = [call["id"] for call in message.get("tool_calls") or []]
-    what = (
-        {"role": message["role"], "calls": calls} if calls else {"role": message["role"], "content": message["content"]}
-    )
-    if message.get("tool_call_id"):
-        what["tool_call_id"] = message["tool_call_id"]
-    return hashlib.blake2b(digest + _canonical(what), digest_size=16).digest()
+    """Digest of the conversation after one more message."""
+    calls = [call["id"] for call in message.get("tool_calls") or ()]
+    return _digest(digest, [message["role"], message["content"], calls, message.get("tool_call_id")])
 
 
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+def common_prefix(a: "array[int]", b: "array[int]") -> int:
+    """Length of the longest common beginning of two arrays."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _calls_digest(digest: Digest, message: Message) -> Digest:
+    return _digest(digest, [call["id"] for call in message["tool_calls"]])
+
+
+def _digest(before: Digest, what: Any) -> Digest:
+    return hashlib.blake2b(
+        before + json.dumps(what, sort_keys=True, separators=(",", ":")).encode(), digest_size=16
+    ).digest()
 
 
 def _new_id(kind: str) -> str:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,7 +81,7 @@ class EngineClient:
 
     async def stream(
         self, model: str, token_ids: list[int], sampling: Sampling, request_id: str | None = None
-    ) -> AsyncIterator[GenerationDelta]:
+    ) -> AsyncGenerator[GenerationDelta, None]:
         """Like ``generate``, token by token. Closing the iterator ends the sampling."""
         body = _generate_body(model, token_ids, sampling, request_id, stream=True)
         request = self._http.build_request(

@@ -1,4 +1,8 @@
-"""Captured rollouts on disk: a turn is stored, in one transaction, before its answer leaves."""
+"""Captured rollouts on disk: turns are stored, in one transaction, before their answer leaves.
+
+Trees in use stay in memory; the others are read back from disk when somebody asks for them. Everyone who asks for a rollout's
+tree gets the same object.
+"""
 
 import hashlib
 import json
@@ -6,35 +10,42 @@ import secrets
 import sqlite3
 import time
 import uuid
+import weakref
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from art.wire import RolloutInfo, RolloutKind, RolloutRows
+from art.wire import RolloutInfo, RolloutKind, RolloutRows, RolloutTree, TreeNode
 from art_backend.errors import NotFoundError
 from art_backend.gateway.tree import Prompt, Tree, Turn
 from art_backend.store.database import transaction
 from art_backend.training.sequences import build_rows
 
-TREES_IN_MEMORY = 4096
-"""Trees kept beside the database; others are read back when they are needed."""
+IDS_IN_MEMORY = 20_000_000
+"""Ids of trees that are kept in memory beside the database, about 12 bytes each."""
+
+_TREE_OVERHEAD = 200
+"""What an empty tree counts for, in ids."""
+
+_REQUESTS_BETWEEN_LOOKS = 64
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS rollouts (
     id TEXT PRIMARY KEY, key_digest BLOB UNIQUE, kind TEXT NOT NULL, project TEXT NOT NULL, model TEXT NOT NULL,
-    step INTEGER, metadata TEXT NOT NULL, truncated INTEGER NOT NULL DEFAULT 0, created_at REAL NOT NULL
+    step INTEGER, metadata TEXT NOT NULL, turns INTEGER NOT NULL DEFAULT 0, truncated INTEGER NOT NULL DEFAULT 0,
+    created_at REAL NOT NULL, used_at REAL NOT NULL
 );
-CREATE INDEX IF NOT EXISTS rollouts_by_age ON rollouts (created_at);
+CREATE INDEX IF NOT EXISTS rollouts_by_use ON rollouts (used_at);
 CREATE TABLE IF NOT EXISTS prompts (
     id TEXT PRIMARY KEY, rollout TEXT NOT NULL REFERENCES rollouts (id) ON DELETE CASCADE, parent TEXT,
-    digest BLOB NOT NULL, ids BLOB NOT NULL
+    keep INTEGER NOT NULL, digest BLOB NOT NULL, ids BLOB NOT NULL, messages TEXT NOT NULL, tools TEXT
 );
 CREATE INDEX IF NOT EXISTS prompts_by_rollout ON prompts (rollout);
 CREATE TABLE IF NOT EXISTS turns (
     id TEXT PRIMARY KEY, rollout TEXT NOT NULL REFERENCES rollouts (id) ON DELETE CASCADE, prompt TEXT NOT NULL,
-    digest BLOB NOT NULL, ids BLOB NOT NULL, logprobs BLOB NOT NULL, policy_version INTEGER NOT NULL,
-    temperature REAL NOT NULL, untrainable TEXT, message TEXT NOT NULL, finish_reason TEXT NOT NULL, created_at REAL NOT NULL
+    ids BLOB NOT NULL, logprobs BLOB NOT NULL, digest BLOB NOT NULL, message TEXT NOT NULL,
+    policy_version INTEGER NOT NULL, sampling TEXT NOT NULL, untrainable TEXT, finish_reason TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS turns_by_rollout ON turns (rollout);
 """
@@ -46,7 +57,11 @@ class CaptureStore:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._db = connection
         self._db.executescript(_SCHEMA)
-        self._trees: OrderedDict[str, Tree] = OrderedDict()
+        self._recent: OrderedDict[str, Tree] = OrderedDict()
+        self._in_use: weakref.WeakValueDictionary[str, Tree] = weakref.WeakValueDictionary()
+        self._requests = 0
+
+    # Rollouts
 
     def create_rollout(
         self,
@@ -59,11 +74,12 @@ class CaptureStore:
         """Make a rollout. Its key is told once, here; only a digest of it is stored."""
         rollout = f"r_{uuid.uuid4().hex[:20]}"
         key = f"art-r-{secrets.token_urlsafe(24)}"
+        now = time.time()
         with transaction(self._db):
             self._db.execute(
-                "INSERT INTO rollouts (id, key_digest, kind, project, model, step, metadata, created_at)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (rollout, _digest(key), kind, project, model, step, json.dumps(metadata or {}), time.time()),
+                "INSERT INTO rollouts (id, key_digest, kind, project, model, step, metadata, created_at, used_at)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (rollout, _digest(key), kind, project, model, step, json.dumps(metadata or {}), now, now),
             )
         self._remember(rollout, Tree())
         return self.get(rollout).model_copy(update={"api_key": key})
@@ -72,50 +88,110 @@ class CaptureStore:
         """Raises NotFoundError for an unknown id. The key is not told again: it is empty."""
         row = self._db.execute("SELECT * FROM rollouts WHERE id = ?", (rollout,)).fetchone()
         if row is None:
-            raise NotFoundError(f"No rollout {rollout!r}. It may have been deleted by retention.", param="rollout")
-        return self._info(row)
+            raise _unknown(rollout)
+        return _info(row)
 
     def find_by_key(self, key: str) -> RolloutInfo | None:
         row = self._db.execute("SELECT * FROM rollouts WHERE key_digest = ?", (_digest(key),)).fetchone()
-        return None if row is None else self._info(row)
+        return None if row is None else _info(row)
+
+    def mark_truncated(self, rollout: str) -> None:
+        """Note that a prompt of this rollout no longer fits the context."""
+        with transaction(self._db):
+            self._db.execute("UPDATE rollouts SET truncated = 1 WHERE id = ?", (rollout,))
+
+    def delete(self, rollout: str) -> None:
+        """Delete a rollout and give its space back. Raises NotFoundError for an unknown id."""
+        if not self._delete("id = ?", rollout):
+            raise _unknown(rollout)
+
+    def delete_before(self, unix_time: float) -> int:
+        """Delete rollouts that were last used before ``unix_time``, and give their space back; return how many."""
+        return self._delete("used_at < ?", unix_time)
+
+    def _delete(self, condition: str, value: str | float) -> int:
+        ids = [row["id"] for row in self._db.execute(f"SELECT id FROM rollouts WHERE {condition}", (value,))]
+        with transaction(self._db):
+            self._db.executemany("DELETE FROM rollouts WHERE id = ?", [(rollout,) for rollout in ids])
+        if ids:
+            self._db.execute("PRAGMA incremental_vacuum").fetchall()
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        for rollout in ids:
+            self._recent.pop(rollout, None)
+            self._in_use.pop(rollout, None)
+        return len(ids)
+
+    # Trees
 
     def tree(self, rollout: str) -> Tree:
         """The tree of a rollout; the same object for everyone who asks."""
-        if rollout in self._trees:
-            self._trees.move_to_end(rollout)
-        else:
-            self._remember(rollout, self._read(rollout))
-        return self._trees[rollout]
+        tree = self._in_use.get(rollout)
+        if tree is None:
+            tree = self._read(rollout)
+        self._remember(rollout, tree)
+        return tree
 
-    def store_turn(self, rollout: str, turn: Turn) -> None:
-        """Make a committed turn durable."""
-        prompt = turn.prompt
-        with transaction(self._db):
-            self._db.execute(
-                "INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?, ?)",
-                (prompt.id, rollout, prompt.parent.id if prompt.parent else None, prompt.digest, _pack(prompt.ids)),
-            )
-            self._db.execute(
-                "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    turn.id,
-                    rollout,
-                    prompt.id,
-                    turn.digest,
-                    _pack(turn.ids),
-                    array("d", turn.logprobs).tobytes(),
-                    turn.policy_version,
-                    turn.temperature,
-                    turn.untrainable,
-                    json.dumps(turn.message),
-                    turn.finish_reason,
-                    time.time(),
-                ),
-            )
+    def store_turns(self, rollout: str, turns: Sequence[Turn]) -> None:
+        """Make turns, and the prompt that they share, durable: all of them or none.
 
-    def mark_truncated(self, rollout: str) -> None:
-        with transaction(self._db):
-            self._db.execute("UPDATE rollouts SET truncated = 1 WHERE id = ?", (rollout,))
+        Raises:
+            NotFoundError: The rollout was deleted meanwhile.
+            StorageFailedError: The disk is full or not writable.
+        """
+        prompt = turns[0].prompt
+        try:
+            with transaction(self._db):
+                self._db.execute(
+                    "UPDATE rollouts SET turns = turns + ?, used_at = ? WHERE id = ?",
+                    (len(turns), time.time(), rollout),
+                )
+                self._db.execute(
+                    "INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        prompt.id,
+                        rollout,
+                        prompt.parent.id if prompt.parent else None,
+                        prompt.keep,
+                        prompt.digest,
+                        prompt.ids.tobytes(),
+                        json.dumps(prompt.messages),
+                        json.dumps(prompt.tools) if prompt.tools else None,
+                    ),
+                )
+                self._db.executemany(
+                    "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    [(turn.id, rollout, prompt.id, *_turn_columns(turn)) for turn in turns],
+                )
+        except sqlite3.IntegrityError as error:
+            raise _unknown(rollout) from error
+
+    def describe(self, rollout: str) -> RolloutTree:
+        """A rollout with all its nodes, in the order in which they were sampled."""
+        info, tree = self.get(rollout), self.tree(rollout)
+        nodes: list[TreeNode] = []
+        seen: set[str] = set()
+        for turn in tree.turns.values():
+            prompt = turn.prompt
+            if prompt.id not in seen:
+                seen.add(prompt.id)
+                parent = prompt.parent.id if prompt.parent else None
+                nodes.append(
+                    TreeNode(
+                        id=prompt.id, parent=parent, keep=prompt.keep, messages=prompt.messages, tools=prompt.tools,
+                        token_ids=prompt.ids.tolist(), sampled=False,
+                    )
+                )  # fmt: skip
+            nodes.append(
+                TreeNode(
+                    id=turn.id, parent=prompt.id, keep=prompt.length, messages=[turn.message],
+                    token_ids=turn.ids.tolist(), sampled=True, logprobs=turn.logprobs.tolist(),
+                    policy_version=turn.policy_version, sampling=turn.sampling, untrainable=turn.untrainable,
+                    finish_reason=turn.finish_reason,
+                )
+            )  # fmt: skip
+        return RolloutTree(**info.model_dump(), nodes=nodes)
+
+    # Training rows
 
     def rows(self, rollout: str) -> RolloutRows:
         """Training rows of all turns of a rollout."""
@@ -141,71 +217,91 @@ class CaptureStore:
             result.append(RolloutRows(rollout=rollout, rows=rows, untrainable_turns=untrainable))
         return result
 
-    def delete_before(self, unix_time: float) -> int:
-        """Delete rollouts made before ``unix_time``; return how many."""
-        with transaction(self._db):
-            deleted = self._db.execute("DELETE FROM rollouts WHERE created_at < ?", (unix_time,)).rowcount
-        self._trees.clear()
-        return deleted
-
     def _remember(self, rollout: str, tree: Tree) -> None:
-        self._trees[rollout] = tree
-        while len(self._trees) > TREES_IN_MEMORY:
-            self._trees.popitem(last=False)
+        self._in_use[rollout] = tree
+        self._recent[rollout] = tree
+        self._recent.move_to_end(rollout)
+        self._forget_if_full()
+
+    def _forget_if_full(self) -> None:
+        """Let go of the trees that were not asked for the longest. Looks now and then only: looking takes time too."""
+        self._requests += 1
+        if self._requests % _REQUESTS_BETWEEN_LOOKS:
+            return
+        size = sum(_TREE_OVERHEAD + tree.size for tree in self._recent.values())
+        while size > IDS_IN_MEMORY and len(self._recent) > 1:
+            _, tree = self._recent.popitem(last=False)
+            size -= _TREE_OVERHEAD + tree.size
 
     def _read(self, rollout: str) -> Tree:
         tree = Tree()
-        prompts: dict[str, Prompt] = {}
-        turns: dict[str, Turn] = {}
         rows = {row["id"]: row for row in self._db.execute("SELECT * FROM prompts WHERE rollout = ?", (rollout,))}
-        for row in self._db.execute("SELECT * FROM turns WHERE rollout = ? ORDER BY created_at, rowid", (rollout,)):
-            if row["prompt"] not in prompts:
-                prompt = rows[row["prompt"]]
-                parent = turns[prompt["parent"]] if prompt["parent"] else None
-                prompts[prompt["id"]] = Prompt(prompt["id"], parent, prompt["digest"], _unpack(prompt["ids"]))
-            logprobs = array("d")
-            logprobs.frombytes(row["logprobs"])
-            turn = Turn(
-                id=row["id"],
-                prompt=prompts[row["prompt"]],
-                digest=row["digest"],
-                ids=_unpack(row["ids"]),
-                logprobs=logprobs.tolist(),
-                policy_version=row["policy_version"],
-                temperature=row["temperature"],
-                untrainable=row["untrainable"],
-                message=json.loads(row["message"]),
-                finish_reason=row["finish_reason"],
-            )
-            turns[turn.id] = turn
-            tree.add(turn)
+        for row in self._db.execute("SELECT * FROM turns WHERE rollout = ? ORDER BY rowid", (rollout,)):
+            prompt = tree.prompts.get(row["prompt"])
+            if prompt is None:
+                prompt = _read_prompt(rows[row["prompt"]], tree)
+            tree.add(_read_turn(row, prompt))
         return tree
 
-    def _info(self, row: sqlite3.Row) -> RolloutInfo:
-        count = self._db.execute("SELECT count(*) FROM turns WHERE rollout = ?", (row["id"],)).fetchone()[0]
-        return RolloutInfo(
-            id=row["id"],
-            api_key="",
-            base_path=f"/r/{row['id']}/v1",
-            kind=RolloutKind(row["kind"]),
-            project=row["project"],
-            model=row["model"],
-            step=row["step"],
-            metadata=json.loads(row["metadata"]),
-            turns=count,
-            truncated=bool(row["truncated"]),
-        )
+
+def _turn_columns(turn: Turn) -> tuple[Any, ...]:
+    return (
+        turn.ids.tobytes(),
+        turn.logprobs.tobytes(),
+        turn.digest,
+        json.dumps(turn.message),
+        turn.policy_version,
+        json.dumps(turn.sampling),
+        turn.untrainable,
+        turn.finish_reason,
+    )
+
+
+def _read_prompt(row: sqlite3.Row, tree: Tree) -> Prompt:
+    return Prompt(
+        id=row["id"],
+        parent=tree.turns[row["parent"]] if row["parent"] else None,
+        keep=row["keep"],
+        ids=array("i", row["ids"]),
+        digest=row["digest"],
+        messages=json.loads(row["messages"]),
+        tools=json.loads(row["tools"]) if row["tools"] else None,
+    )
+
+
+def _read_turn(row: sqlite3.Row, prompt: Prompt) -> Turn:
+    return Turn(
+        id=row["id"],
+        prompt=prompt,
+        ids=array("i", row["ids"]),
+        logprobs=array("d", row["logprobs"]),
+        digest=row["digest"],
+        message=json.loads(row["message"]),
+        policy_version=row["policy_version"],
+        sampling=json.loads(row["sampling"]),
+        untrainable=row["untrainable"],
+        finish_reason=row["finish_reason"],
+    )
+
+
+def _info(row: sqlite3.Row) -> RolloutInfo:
+    return RolloutInfo(
+        id=row["id"],
+        api_key="",
+        base_path=f"/r/{row['id']}/v1",
+        kind=RolloutKind(row["kind"]),
+        project=row["project"],
+        model=row["model"],
+        step=row["step"],
+        metadata=json.loads(row["metadata"]),
+        turns=row["turns"],
+        truncated=bool(row["truncated"]),
+    )
+
+
+def _unknown(rollout: str) -> NotFoundError:
+    return NotFoundError(f"No rollout {rollout!r}. It may have been deleted by retention.", param="rollout")
 
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
-
-
-def _pack(ids: Sequence[int]) -> bytes:
-    return array("i", ids).tobytes()
-
-
-def _unpack(blob: bytes) -> list[int]:
-    ids = array("i")
-    ids.frombytes(blob)
-    return ids.tolist()

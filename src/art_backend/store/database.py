@@ -16,6 +16,7 @@ def open_database(path: Path) -> sqlite3.Connection:
     path.parent.mkdir(parents=True, exist_ok=True)
     connection = sqlite3.connect(path, isolation_level=None, timeout=10)
     connection.row_factory = sqlite3.Row
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # lets deletions give space back; must come first
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA foreign_keys = ON")

@@ -4,7 +4,8 @@ A row is a path of the tree. Turns on it that another row trains, that cannot be
 temperature than the row's are context: their ids stand there, masked.
 """
 
-from collections.abc import Collection, Sequence
+from array import array
+from collections.abc import Collection, Iterable
 
 from art.wire import TokenRow
 from art_backend.gateway.tree import Turn
@@ -19,30 +20,52 @@ def build_rows(turns: Collection[Turn]) -> tuple[list[TokenRow], list[str]]:
     Returns:
         The rows, longest path first, and one sentence per turn that cannot be trained.
     """
-    untrainable = [f"turn {turn.id}: {turn.untrainable}" for turn in turns if turn.untrainable]
+    untrainable = [f"turn {turn.id} cannot be trained: {turn.untrainable}" for turn in turns if turn.untrainable]
     wanted = {turn.id: turn for turn in turns if not turn.untrainable and turn.ids}
     rows: list[TokenRow] = []
-    for turn in sorted(wanted.values(), key=lambda t: (-len(t.ancestors()), t.id)):
-        while turn.id in wanted:
-            path = turn.ancestors()
-            trained = {t.id for t in path if t.id in wanted and t.temperature == turn.temperature}
-            rows.append(_build_row(path, trained, turn.temperature))
-            for done in trained:
-                del wanted[done]
+    for leaf in sorted(wanted.values(), key=lambda turn: (-turn.length, turn.id)):
+        if leaf.id in wanted:
+            trained = _trained_on_path(leaf, wanted)
+            rows.append(_build_row(leaf, trained))
+            for turn in trained:
+                del wanted[turn.id]
     return rows, untrainable
 
 
-def _build_row(path: Sequence[Turn], trained: Collection[str], temperature: float) -> TokenRow:
-    ids: list[int] = []
-    sampled: list[bool] = []
-    logprobs: list[float] = []
-    versions: list[int] = []
-    for turn in path:
-        observed = len(turn.prompt.ids)
-        ids += turn.prompt.ids + turn.ids
-        sampled += [False] * observed + [turn.id in trained] * len(turn.ids)
-        logprobs += [0.0] * observed + turn.logprobs
-        versions += [-1] * observed + [turn.policy_version] * len(turn.ids)
+def _trained_on_path(leaf: Turn, wanted: dict[str, Turn]) -> list[Turn]:
+    """The turns that the row of ``leaf`` trains.
+
+    They are its ancestors, and also other turns whose whole path has the same ids as the row: conversations that said the
+    same so far may have been continued from each other's turns.
+    """
+    trained = [t for t in leaf.ancestors() if t.id in wanted and t.temperature == leaf.temperature]
+    ids: array[int] | None = None
+    for turn in wanted.values():
+        if turn.temperature != leaf.temperature or turn.length >= leaf.length or _overlaps(turn, trained):
+            continue
+        if ids is None:
+            ids = leaf.path_ids()
+        if turn.ids == ids[turn.prompt.length : turn.length] and turn.path_ids() == ids[: turn.length]:
+            trained.append(turn)
+    return trained
+
+
+def _overlaps(turn: Turn, others: Iterable[Turn]) -> bool:
+    return any(turn.prompt.length < other.length and other.prompt.length < turn.length for other in others)
+
+
+def _build_row(leaf: Turn, trained: Collection[Turn]) -> TokenRow:
+    ids = leaf.path_ids().tolist()
+    sampled = [False] * len(ids)
+    logprobs = [0.0] * len(ids)
+    versions = [-1] * len(ids)
+    for turn in leaf.ancestors():
+        versions[turn.prompt.length : turn.length] = [turn.policy_version] * len(turn.ids)
+    for turn in trained:
+        span = slice(turn.prompt.length, turn.length)
+        sampled[span] = [True] * len(turn.ids)
+        logprobs[span] = turn.logprobs.tolist()
+        versions[span] = [turn.policy_version] * len(turn.ids)
     return TokenRow(
-        token_ids=ids, sampled=sampled, logprobs=logprobs, policy_versions=versions, temperature=temperature
+        token_ids=ids, sampled=sampled, logprobs=logprobs, policy_versions=versions, temperature=leaf.temperature
     )

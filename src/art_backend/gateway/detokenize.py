@@ -1,0 +1,87 @@
+"""Ids to text, token by token: what a stream shows, and the text and bytes of single tokens."""
+
+from collections.abc import Sequence
+
+from tokenizers import decoders, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+_PARTIAL = "\ufffd"
+"""What decoding shows for bytes that are not (yet) a whole character."""
+
+_LONGEST_CHARACTER = 8
+"""Ids after which a partial character is shown as it is: it will not become whole any more."""
+
+
+class Detokenizer:
+    """Decodes ids of one tokenizer. Special tokens have no text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self._special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
+        self._bytes: dict[int, bytes] = {}
+        self._byte_of: dict[str, int] | None = None
+        if isinstance(self._backend.decoder, decoders.ByteLevel):
+            self._byte_of = _byte_alphabet()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._backend.decode(list(ids), skip_special_tokens=True)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token stands for, also where they are only a part of a character."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            known = self._bytes[token_id] = self._find_bytes(token_id)
+        return known
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        if token_id in self._special:
+            return self._special[token_id].encode()
+        token = self._tokenizer.convert_ids_to_tokens(token_id)
+        if not isinstance(token, str):
+            return b""
+        if self._byte_of is not None and all(character in self._byte_of for character in token):
+            return bytes(self._byte_of[character] for character in token)
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes([int(token[3:5], 16)])  # byte fallback of SentencePiece vocabularies
+        return token.replace("▁", " ").encode()
+
+
+class TextStream:
+    """Text of a growing list of ids. What was handed out never changes; a partial character waits for its rest."""
+
+    def __init__(self, detokenizer: Detokenizer) -> None:
+        self._detokenizer = detokenizer
+        self._ids: list[int] = []
+        self._start = 0
+        """The window that is decoded begins here: far enough back that joins between tokens come out right."""
+        self._shown = 0
+        """Ids before this one have been handed out."""
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """Append ids; return the text that is now certain."""
+        self._ids.extend(ids)
+        return self._advance(certain=False)
+
+    def finish(self) -> str:
+        """Return the text that was held back."""
+        return self._advance(certain=True)
+
+    def _advance(self, *, certain: bool) -> str:
+        if self._shown == len(self._ids):
+            return ""
+        before = self._detokenizer.decode(self._ids[self._start : self._shown])
+        after = self._detokenizer.decode(self._ids[self._start :])
+        waiting = len(self._ids) - self._shown < _LONGEST_CHARACTER
+        if not certain and waiting and (after.endswith(_PARTIAL) or len(after) <= len(before)):
+            return ""
+        self._start, self._shown = self._shown, len(self._ids)
+        return after[len(before) :]
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for (Radford et al. 2019, GPT-2)."""
+    alphabet = set(pre_tokenizers.ByteLevel.alphabet())
+    visible = [byte for byte in range(256) if chr(byte) in alphabet]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}

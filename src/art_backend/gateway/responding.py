@@ -1,0 +1,166 @@
+"""Sending answers: whole or as server-sent events, with signs of life while the caller waits.
+
+Clients give up, or send their request again, after 60 to 300 seconds of silence. So a held request gets white space before
+its JSON, and a held stream gets comments. Until the first of those, an error has its proper status; after that, a stream
+says it in an event, and a whole answer breaks off, which clients retry.
+
+A caller that goes away frees the engine at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from art_backend.errors import EngineFailedError, ServiceError
+from art_backend.gateway.turns import Answer, Call
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """One protocol: how it writes an answer, and an error."""
+
+    name: str
+    read: Callable[[dict[str, Any]], Call]
+    """Normalise a request's body; what it cannot know (digest, retry) is filled in by the caller."""
+    whole: Callable[[Answer], bytes]
+    """The JSON of a finished answer."""
+    events: Callable[[Answer], AsyncIterator[bytes]]
+    """The events of an answer, from its beginning to its end."""
+    error: Callable[[ServiceError], bytes]
+    """The JSON of an error."""
+    error_event: Callable[[ServiceError], bytes]
+    """The event that ends a stream with an error."""
+
+
+class ErrorResponse(Response):
+    """An error in a protocol's own shape."""
+
+    def __init__(self, surface: Surface, error: ServiceError) -> None:
+        headers: dict[str, str] = {}
+        if error.status < 429 or error.permanent:
+            headers["x-should-retry"] = "false"
+        if error.retry_after_s is not None:
+            headers["Retry-After"] = f"{error.retry_after_s:.0f}"
+        super().__init__(surface.error(error), error.status, headers, "application/json")
+
+
+class WholeResponse(Response):
+    """Waits for an answer, then sends it."""
+
+    def __init__(self, surface: Surface, answer: Answer, keep_alive_s: float) -> None:
+        super().__init__(media_type="application/json")
+        self._surface = surface
+        self._answer = answer
+        self._keep_alive_s = keep_alive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._answer.reading():
+            gone = asyncio.ensure_future(_disconnected(receive))
+            work = asyncio.ensure_future(self._answer.wait())
+            started = False
+            try:
+                while await _first(work, gone, self._keep_alive_s) is None:
+                    if not started:
+                        started = True
+                        headers = [(b"content-type", b"application/json")]
+                        await send({"type": "http.response.start", "status": 200, "headers": headers})
+                    await send({"type": "http.response.body", "body": b" ", "more_body": True})
+                if not work.done():
+                    return
+                try:
+                    work.result()
+                except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
+                    if not started:
+                        await ErrorResponse(self._surface, tell(error))(scope, receive, send)
+                    return
+                body = self._surface.whole(self._answer)
+                if started:
+                    await send({"type": "http.response.body", "body": body})
+                else:
+                    await Response(body, media_type="application/json")(scope, receive, send)
+            finally:
+                gone.cancel()
+                work.cancel()
+
+
+class EventResponse(Response):
+    """Sends an answer as server-sent events while it is made."""
+
+    def __init__(self, surface: Surface, answer: Answer, keep_alive_s: float) -> None:
+        super().__init__(media_type="text/event-stream")
+        self._surface = surface
+        self._answer = answer
+        self._keep_alive_s = keep_alive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._answer.reading():
+            gone = asyncio.ensure_future(_disconnected(receive))
+            events = self._surface.events(self._answer)
+            upcoming: asyncio.Future[bytes] | None = None
+            started = False
+            try:
+                while True:
+                    upcoming = upcoming or asyncio.ensure_future(anext(events, b""))
+                    event: bytes | None = b": keep-alive\n\n"
+                    if (ended := await _first(upcoming, gone, self._keep_alive_s)) is gone:
+                        return
+                    if ended is upcoming:
+                        try:
+                            event = upcoming.result()
+                        except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
+                            if not started:
+                                await ErrorResponse(self._surface, tell(error))(scope, receive, send)
+                                return
+                            event = self._surface.error_event(tell(error))
+                            await send({"type": "http.response.body", "body": event})
+                            return
+                        upcoming = None
+                    if not started:
+                        started = True
+                        await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+                    await send({"type": "http.response.body", "body": event, "more_body": bool(event)})
+                    if not event:
+                        return
+            finally:
+                gone.cancel()
+                if upcoming is not None:
+                    upcoming.cancel()
+
+
+_EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def tell(error: Exception) -> ServiceError:
+    """Make an error fit to be told; what nobody foresaw is logged."""
+    if isinstance(error, ServiceError):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return EngineFailedError("The answer was given up.")
+    _log.error("Unexpected error in a model call", exc_info=error)
+    return ServiceError(f"{type(error).__name__}: {error}. The service's log has the traceback.")
+
+
+async def _first(
+    work: "asyncio.Future[T]", gone: "asyncio.Future[None]", timeout_s: float
+) -> "asyncio.Future[T] | asyncio.Future[None] | None":
+    """Which of two ends first, the work if both have; ``None`` if neither does in time."""
+    if not work.done():
+        await asyncio.wait((work, gone), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    return work if work.done() else gone if gone.done() else None
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

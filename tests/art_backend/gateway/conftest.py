@@ -1,0 +1,154 @@
+"""The real gateway over HTTP, in front of a scripted engine."""
+
+import contextlib
+from dataclasses import dataclass, field
+
+import openai
+import pytest
+from fastapi import FastAPI
+
+from art_backend.errors import EngineFailedError, NotFoundError, UnauthorizedError
+from art_backend.gateway.app import build_gateway
+from art_backend.gateway.ports import Identity, Lease
+from art_backend.gateway.render import ChatRenderer
+from art_backend.gateway.rollouts import build_rollouts
+from art_backend.inference.client import EngineClient, EngineUnreachableError
+from art_backend.serving import Gate
+from art_backend.store.captures import CaptureStore
+from art_backend.store.database import open_database
+from tests.support.scripted_engine import ScriptedEngine, serve
+from tests.support.tiny import build_tiny_tokenizer
+
+SERVICE_KEY = "service-key"
+MODEL_KEY = "model-key"
+
+
+@dataclass
+class ScriptedModel:
+    """A served model without weights; ``step`` is what it says it is."""
+
+    client: EngineClient
+    renderer: ChatRenderer
+    project: str = "p"
+    name: str = "m"
+    step: int = 0
+    max_sequence_length: int = 2000
+    gate: Gate = field(default_factory=lambda: Gate(0.4))
+
+    @contextlib.asynccontextmanager
+    async def lease(self, step=None):
+        await self.gate.enter()
+        version = self.step if step is None else step
+        try:
+            yield Lease(self.client, f"m@{version}", version)
+        except EngineUnreachableError as error:
+            raise EngineFailedError(str(error)) from error
+
+
+@dataclass
+class Gateway:
+    """Everything that a test needs."""
+
+    url: str
+    engine: ScriptedEngine
+    model: ScriptedModel
+    captures: CaptureStore
+    renderer: ChatRenderer
+
+    def rollout(self, step=None):
+        return self.captures.create_rollout("p", "m", step=step)
+
+    def client(self, key, rollout=None, **options):
+        prefix = f"/r/{rollout}" if rollout else ""
+        return openai.AsyncOpenAI(base_url=f"{self.url}{prefix}/v1", api_key=key, **{"max_retries": 0, **options})
+
+    def new_client(self, **options):
+        """A client with a rollout of its own, and the rollout's id."""
+        info = self.rollout()
+        return self.client(info.api_key, **options), info.id
+
+    def turns(self, rollout):
+        return list(self.captures.tree(rollout).turns.values())
+
+    def check(self, rollout):
+        """Every captured turn is what the engine was fed and returned, and is trained exactly once."""
+        served = [(call.fed, call.returned) for call in self.engine.calls]
+        for turn in self.turns(rollout):
+            pair = (turn.prompt.path_ids().tolist(), turn.ids.tolist())
+            assert pair in served
+            served.remove(pair)
+        check_rows(self.captures.rows(rollout).rows, self.turns(rollout))
+
+
+def check_rows(rows, turns):
+    """Each sampled token of trainable turns is trained exactly once, with its own ids before it and its own numbers."""
+    expected = sorted(
+        (turn.prompt.path_ids().tolist() + turn.ids.tolist()[: i + 1], turn.logprobs[i], turn.policy_version)
+        for turn in turns
+        if turn.untrainable is None
+        for i in range(len(turn.ids))
+    )
+    trained = sorted(
+        (row.token_ids[: i + 1], row.logprobs[i], row.policy_versions[i])
+        for row in rows
+        for i, sampled in enumerate(row.sampled)
+        if sampled
+    )
+    assert trained == expected
+
+
+class Directory:
+    def __init__(self, model):
+        self.model = model
+        self.captures = None
+
+    def resolve(self, identity, requested):
+        name, _, step = requested.partition("@")
+        if name != self.model.name:
+            raise NotFoundError(f"No model {requested!r}. Models: {self.list_names(identity)}.", param="model")
+        if identity.rollout is not None and not step:
+            return self.model, self.captures.get(identity.rollout).step
+        return self.model, int(step) if step else None
+
+    def list_names(self, identity):
+        return [self.model.name]
+
+
+def identify_by(captures):
+    def identify(key, rollout=None):
+        if key == SERVICE_KEY and rollout is None:
+            return Identity("service")
+        if key == MODEL_KEY and rollout is None:
+            return Identity("model", project="p", model="m")
+        info = captures.get(rollout) if key == SERVICE_KEY else captures.find_by_key(key or "")
+        if info is None or (rollout is not None and info.id != rollout):
+            raise UnauthorizedError("This API key is not known to the service.")
+        return Identity("rollout", project="p", model="m", rollout=info.id)
+
+    return identify
+
+
+@contextlib.asynccontextmanager
+async def start_gateway(directory, tokenizer=None, **options):
+    """Start engine and gateway; ``options`` go to the gateway."""
+    renderer = ChatRenderer(tokenizer or build_tiny_tokenizer())
+    database = open_database(directory / "art.db")
+    captures = CaptureStore(database)
+    async with ScriptedEngine(renderer.encode) as engine:
+        client = EngineClient(engine.url, engine.api_key)
+        model = ScriptedModel(client, renderer)
+        served = Directory(model)
+        served.captures = captures
+        app = FastAPI()
+        app.include_router(build_gateway(served, captures, identify_by(captures), **options))
+        app.include_router(build_rollouts(captures, lambda: None, lambda project, name: model))
+        async with serve(app) as url:
+            yield Gateway(url, engine, model, captures, renderer)
+        await client.close()
+    database.close()
+
+
+@pytest.fixture
+async def gateway(tmp_path):
+    async with start_gateway(tmp_path, keep_alive_s=0.15) as running:
+        yield running
