@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from art import dev
+    from art.active import no_capture
     from art.auto_trajectory import auto_trajectory, capture_auto_trajectory
     from art.backend import Backend
     from art.batches import trajectory_group_batches
-    from art.capture import no_capture
     from art.gather import gather_trajectories, gather_trajectory_groups
     from art.local import LocalBackend
     from art.model import Model, Rollout, TrainableModel
     from art.remote import RemoteBackend
+    from art.scopes import current_trajectory, trajectory, trajectory_group
     from art.serverless import ServerlessBackend
     from art.trajectories import Trajectory, TrajectoryGroup
     from art.types import (
@@ -51,13 +52,19 @@ _HOME = {
     "capture_auto_trajectory": "art.auto_trajectory",
     "capture_yielded_trajectory": "art.yield_trajectory",
     "gather_trajectories": "art.gather",
-    "no_capture": "art.capture",
+    "no_capture": "art.active",
     "gather_trajectory_groups": "art.gather",
     "retry": "art.utils.retry",
+    "current_trajectory": "art.scopes",
+    "trajectory": "art.scopes",
+    "trajectory_group": "art.scopes",
     "trajectory_group_batches": "art.batches",
     "yield_trajectory": "art.yield_trajectory",
 }
 """Where each public name lives. A module is imported when one of its names is first asked for."""
+
+_MODULES = ("capture", "costs", "dev", "errors", "gather", "metrics", "rewards", "trajectories", "types", "utils")
+"""Modules that are reached as attributes of the package, without importing them first."""
 
 __all__ = [
     "Backend",
@@ -80,11 +87,14 @@ __all__ = [
     "auto_trajectory",
     "capture_auto_trajectory",
     "capture_yielded_trajectory",
+    "current_trajectory",
     "dev",
     "gather_trajectories",
     "gather_trajectory_groups",
     "no_capture",
     "retry",
+    "trajectory",
+    "trajectory_group",
     "trajectory_group_batches",
     "yield_trajectory",
 ]
@@ -97,8 +107,8 @@ def __getattr__(name: str) -> object:
         value: object = getattr(import_module(_HOME[name]), name)
         globals()[name] = value
         return value
-    if name == "dev":
-        return import_module("art.dev")
+    if name in _MODULES:
+        return import_module(f"art.{name}")
     raise AttributeError(f"module 'art' has no attribute {name!r}")
 
 

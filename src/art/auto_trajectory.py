@@ -3,7 +3,7 @@
 from collections.abc import Coroutine
 from typing import Any, Literal, overload
 
-from art.capture import active_trajectory
+from art.active import active_trajectory
 from art.trajectories import Trajectory
 
 

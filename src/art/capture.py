@@ -5,11 +5,9 @@ Clients that models hand out record by themselves, through their HTTP package's 
     client = openai.AsyncOpenAI(http_client=art.capture.async_http_client())
 """
 
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Generator
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any, cast
 
 from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
@@ -17,22 +15,11 @@ from openai.types.chat import ChatCompletionChunk
 from openai.types.chat.chat_completion import Choice
 from pydantic import ValidationError
 
+from art.active import active_trajectory, no_capture
 from art.openai import consume_sync_chat_completion_stream
 from art.trajectories import History, Trajectory, get_messages
 
-active_trajectory: ContextVar[Trajectory | None] = ContextVar("art_active_trajectory", default=None)
-"""The trajectory that calls are recorded into."""
-
-
-@contextlib.contextmanager
-def no_capture() -> Generator[None]:
-    """Record nothing inside, for calls that are not the agent's own, such as a judge's."""
-    token = active_trajectory.set(None)
-    try:
-        yield
-    finally:
-        active_trajectory.reset(token)
-
+__all__ = ["async_http_client", "http_client", "http_package", "no_capture", "place"]
 
 _PATH = "/chat/completions"
 

@@ -10,8 +10,9 @@ from datetime import datetime
 from typing import Any, Self, TypeAlias, cast, overload
 
 from openai.types.chat.chat_completion import Choice
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, PrivateAttr
 
+from art.active import active_trajectory
 from art.gather import get_gather_context, record_metrics
 from art.types import Messages, MessagesAndChoices, Tools
 
@@ -62,6 +63,9 @@ class Trajectory(BaseModel):
     logs: list[str] = []
     start_time: datetime = Field(default_factory=datetime.now, exclude=True)
 
+    _outer: "list[Trajectory | None]" = PrivateAttr(default_factory=list["Trajectory | None"])
+    """What was open around this one, once per time that it was entered."""
+
     def log(self, message: str) -> None:
         """Append a line to the trajectory's logs."""
         self.logs.append(message)
@@ -80,6 +84,18 @@ class Trajectory(BaseModel):
         finally:
             key = f"{name}_duration"
             self.metrics[key] = self.metrics.get(key, 0.0) + time.monotonic() - started
+
+    def __enter__(self) -> Self:
+        """Record the model calls that are made until the block ends."""
+        self._outer.append(active_trajectory.get())
+        active_trajectory.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if active_trajectory.get() is not self:
+            raise RuntimeError("Trajectories must be left in the opposite order of entering them.")
+        active_trajectory.set(self._outer.pop())
+        self.finish()
 
     def messages(self) -> Messages:
         """The main conversation as plain messages."""

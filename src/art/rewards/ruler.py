@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 from openai import AsyncOpenAI
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from art.capture import no_capture
+from art.active import no_capture
 from art.errors import MissingExtraError
 from art.metrics import MetricsBuilder
 from art.trajectories import Trajectory, TrajectoryGroup
@@ -219,9 +219,8 @@ async def _call(
             return await judge(messages)
         else:
             client, model = judge
-            response = await client.chat.completions.create(
-                model=model, messages=cast(Any, messages), response_format=_response_format(), **extra
-            )
+            create: Any = client.chat.completions.create
+            response = await create(model=model, messages=messages, response_format=_response_format(), **extra)
             name = ""
     if not response.choices:
         raise ValueError("The judge returned no choices.")

@@ -1,0 +1,25 @@
+"""Which trajectory records the model calls that are made now."""
+
+import contextlib
+from collections.abc import Generator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from art.trajectories import Trajectory
+
+active_trajectory: "ContextVar[Trajectory | None]" = ContextVar("art_active_trajectory", default=None)
+"""The innermost open trajectory; each task starts with that of the task that made it."""
+
+
+@contextlib.contextmanager
+def no_capture() -> Generator[None]:
+    """Record nothing inside, for calls that are not the agent's own, such as a judge's.
+
+    Trajectories opened inside record all the same.
+    """
+    token = active_trajectory.set(None)
+    try:
+        yield
+    finally:
+        active_trajectory.reset(token)

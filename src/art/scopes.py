@@ -1,0 +1,97 @@
+"""Trajectories that record what happens while they are open.
+
+with art.Trajectory(metadata={"task": 7}) as t:
+    t.reward = await agent()
+"""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping
+from typing import Any, Literal, cast, overload
+
+from art.active import active_trajectory, no_capture
+from art.trajectories import MetadataValue, PydanticException, Trajectory, TrajectoryGroup
+
+
+@overload
+def current_trajectory(*, required: Literal[True]) -> Trajectory: ...
+
+
+@overload
+def current_trajectory(*, require: Literal[True]) -> Trajectory: ...
+
+
+@overload
+def current_trajectory(*, required: bool = False, require: bool = False) -> Trajectory | None: ...
+
+
+def current_trajectory(*, required: bool = False, require: bool = False) -> Trajectory | None:
+    """The innermost open trajectory.
+
+    Args:
+        required: Raise if there is none. ``require`` is the same.
+
+    Raises:
+        RuntimeError: None is open, and one is required.
+    """
+    found = active_trajectory.get()
+    if found is None and (required or require):
+        raise RuntimeError("No trajectory is open: use `with art.Trajectory() as t:` or `await art.trajectory(…)`.")
+    return found
+
+
+async def trajectory(coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
+    """Run a coroutine and return the trajectory of the model calls made in it.
+
+    Raises:
+        TypeError: Not a coroutine: a task or future would run outside of the trajectory.
+    """
+    if not inspect.iscoroutine(coroutine):
+        raise TypeError(
+            f"art.trajectory takes a coroutine, as an async function returns it, not {type(coroutine).__name__}."
+        )
+    with Trajectory() as opened:
+        await coroutine
+    return opened
+
+
+async def trajectory_group(
+    items: Iterable[Trajectory | BaseException | Awaitable[Trajectory]],
+    *,
+    exceptions: Iterable[BaseException | PydanticException] = (),
+    metadata: Mapping[str, MetadataValue] | None = None,
+    metrics: Mapping[str, float | int | bool] | None = None,
+    logs: Iterable[str] | None = None,
+    return_exceptions: bool = False,
+) -> TrajectoryGroup:
+    """Run rollouts concurrently and group them, in order. A trajectory that is open around them records nothing of them.
+
+    Args:
+        items: Trajectories, exceptions, or awaitables of a trajectory.
+        return_exceptions: Keep failures in the group; else the first one cancels the rest and is raised.
+
+    Raises:
+        TypeError: An item is, or gives, something else.
+    """
+    with no_capture():
+        tasks = [asyncio.ensure_future(_member(item, return_exceptions)) for item in items]
+    try:
+        members = await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+    return TrajectoryGroup(members, exceptions=exceptions, metadata=metadata, metrics=metrics, logs=logs)
+
+
+async def _member(item: Any, return_exceptions: bool) -> Trajectory | BaseException:
+    try:
+        found: Any = await cast(Awaitable[Any], item) if isinstance(item, Awaitable) else item
+    except Exception as error:
+        if not return_exceptions:
+            raise
+        return error
+    if not isinstance(found, (Trajectory, BaseException)):
+        raise TypeError(f"A member of a trajectory group must be a Trajectory, not {type(found).__name__}.")
+    return found
