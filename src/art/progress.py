@@ -42,18 +42,24 @@ def _bar(name: str) -> Generator[Show]:
 
     columns = (
         TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
-        BarColumn(bar_width=20),
+        BarColumn(bar_width=16),
         TaskProgressColumn(),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True, expand=True) as progress:
         task = progress.add_task(f"{name} queued", total=None)
+        phase = ""
 
         def show(event: JobEvent) -> None:
+            nonlocal task, phase
             if event.type == "progress":
                 step = TrainProgress.model_validate(event.data)
                 unit = f" {step.done:,}/{step.total:,} tokens" if step.phase == "training" and step.total else ""
                 text = step.message or _LABELS[step.phase] + unit
+                if step.phase != phase:  # a bar that has a total cannot lose it again
+                    phase = step.phase
+                    progress.remove_task(task)
+                    task = progress.add_task("", total=None)
                 progress.update(task, description=f"{name} {text}", completed=step.done, total=step.total or None)
             elif event.type == "warning":
                 progress.console.print(f"warning: {event.data['message']}", markup=False, style="yellow")

@@ -42,6 +42,7 @@ from art.wire import (
     PruneCheckpoints,
     RolloutInfo,
     RolloutRows,
+    RolloutTree,
     TrainRequest,
 )
 from art.wire import TrainResult as WireTrainResult
@@ -147,8 +148,9 @@ class RemoteBackend(MetricSink, RolloutSource):
         info = await control.post(f"{API_PREFIX}/rollouts", wanted, RolloutInfo)
         return info.id, control.url + info.base_path, info.api_key
 
-    async def get_rollout(self, rollout_id: str) -> RolloutInfo:
-        return await (await self._control()).get(f"{API_PREFIX}/rollouts/{rollout_id}", RolloutInfo)
+    async def get_rollout(self, rollout_id: str) -> RolloutTree:
+        """A rollout and everything that was captured in it."""
+        return await (await self._control()).get(f"{API_PREFIX}/rollouts/{rollout_id}", RolloutTree)
 
     async def get_rollout_rows(self, rollout_id: str) -> RolloutRows:
         """The captured tokens of a rollout, as training sees them."""
