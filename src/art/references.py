@@ -22,7 +22,8 @@ def build_train_groups(groups: Sequence[TrajectoryGroup]) -> tuple[list[TrainGro
     """Resolve every trajectory to references.
 
     Returns:
-        The groups, and one sentence per trajectory or group that was left out because no model was called in it.
+        The groups that hold something, and one sentence for each thing that was left out: a trajectory in which no
+        model was called, a group in which every rollout failed.
 
     Raises:
         NoTrainingDataError: A reward is not finite, or sampled tokens of a trajectory cannot be found; the message names
@@ -45,6 +46,10 @@ def build_train_groups(groups: Sequence[TrajectoryGroup]) -> tuple[list[TrainGro
                 )
             else:
                 members.append(member)
+        if not members:
+            if group.exceptions:
+                left_out.append(f"group {g}: all of its {len(group.exceptions)} rollouts failed; it was left out")
+            continue
         built.append(TrainGroup(trajectories=members, scenario=scenario_id_of(group)))
     return built, left_out
 

@@ -9,7 +9,7 @@ from art.references import build_train_groups
 
 def only(trajectory):
     groups, left_out = build_train_groups([art.TrajectoryGroup([trajectory])])
-    return groups[0].trajectories, left_out
+    return [member for group in groups for member in group.trajectories], left_out
 
 
 def test_turns_of_all_histories_count_once(make_choice):
@@ -21,6 +21,14 @@ def test_turns_of_all_histories_count_once(make_choice):
     )
     (sent,), _ = only(trajectory)
     assert sent.turns == ["a", "b", "c"]
+
+
+def test_groups_of_nothing_are_left_out_and_failures_told():
+    kept = art.TrajectoryGroup([art.Trajectory(rollout_id="r")])
+    failed = art.TrajectoryGroup([ValueError("x"), ValueError("y")])
+    groups, left_out = build_train_groups([art.TrajectoryGroup([]), failed, kept])
+    assert [group.trajectories[0].rollout for group in groups] == ["r"]
+    assert left_out == ["group 1: all of its 2 rollouts failed; it was left out"]
 
 
 def test_a_choice_that_went_through_json_keeps_its_reference(make_choice):
