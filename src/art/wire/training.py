@@ -16,6 +16,16 @@ class Algorithm(StrEnum):
     """Shao et al. 2024, arXiv:2402.03300: group-normalised advantage, symmetric clip, mean over each trajectory."""
     DAPO = "dapo"
     """Yu et al. 2025, arXiv:2503.14476: clip-higher, all trained tokens of the step weigh the same."""
+    DR_GRPO = "dr_grpo"
+    """Liu et al. 2025, arXiv:2503.20783: no division by deviations or lengths; the size of a reward keeps its meaning."""
+    GSPO = "gspo"
+    """Zheng et al. 2025, arXiv:2507.18071: one ratio for each row, the geometric mean over its tokens."""
+    CISPO = "cispo"
+    """MiniMax 2025, arXiv:2506.13585: the clipped ratio is a weight, so that no token loses its gradient."""
+    RLOO = "rloo"
+    """Ahmadian et al. 2024, arXiv:2402.14740: a trajectory is compared with the mean of the others in its group."""
+    REINFORCE_PLUS_PLUS = "reinforce++"
+    """Hu et al. 2025, arXiv:2501.03262: advantages are normalised over the batch instead of the group."""
 
 
 class Overlong(StrEnum):

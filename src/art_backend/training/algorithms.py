@@ -4,8 +4,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from art.wire import Algorithm
-from art_backend.training.advantages import AdvantageFunction, group_relative
-from art_backend.training.losses import RatioLevel, Surrogate, clipped
+from art_backend.training.advantages import (
+    AdvantageFunction,
+    batch_normalised,
+    group_relative,
+    leave_one_out,
+    mean_centred,
+)
+from art_backend.training.losses import RatioLevel, Surrogate, clipped, clipped_importance
 
 Reduction = Literal["trajectory", "sequence", "token", "constant"]
 """What the step's loss is a mean over.
@@ -32,4 +38,9 @@ class Preset:
 PRESETS: dict[Algorithm, Preset] = {
     Algorithm.GRPO: Preset(group_relative, "token", clipped, "trajectory", 0.2, 0.2),
     Algorithm.DAPO: Preset(group_relative, "token", clipped, "token", 0.2, 0.28),
+    Algorithm.DR_GRPO: Preset(mean_centred, "token", clipped, "constant", 0.2, 0.2),
+    Algorithm.GSPO: Preset(group_relative, "sequence", clipped, "sequence", 3e-4, 4e-4),
+    Algorithm.CISPO: Preset(group_relative, "token", clipped_importance, "token", 1.0, 4.0),
+    Algorithm.RLOO: Preset(leave_one_out, "token", clipped, "token", 0.2, 0.2),
+    Algorithm.REINFORCE_PLUS_PLUS: Preset(batch_normalised, "token", clipped, "token", 0.2, 0.2),
 }
