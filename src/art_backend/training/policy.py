@@ -96,6 +96,10 @@ class Policy:
             for (name, parameter), part in zip(self._parameters.items(), flat.split(sizes), strict=True)
         }
 
+    def named_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """(parameter name, its part of ``gradient``)"""
+        yield from self._flat_views(self.gradient).items()
+
     def forward(self, pack: Pack) -> Tensor:
         """Final hidden states of a pack: [T, H]."""
         arguments = attention_arguments(self.attention, pack, self.device)
