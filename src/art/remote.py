@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 REGISTER_TIMEOUT_S = 3600.0
 """Registering loads the base model, which for a big one takes long; a dead backend is noticed at once all the same."""
+SUBMIT_TIMEOUT_S = 600.0
+"""Submitting resolves every reference to its tokens, and must not be given up while the service does that."""
 RESUBMISSIONS = 2
 
 
@@ -244,7 +246,7 @@ class RemoteBackend(MetricSink, RolloutSource):
         seen = 0
         with show_training(request.model, verbose=verbose) as show:
             for attempt in range(RESUBMISSIONS + 1):
-                job = await control.post(f"{API_PREFIX}/train", request, Job)
+                job = await control.post(f"{API_PREFIX}/train", request, Job, timeout_s=SUBMIT_TIMEOUT_S)
                 async with contextlib.aclosing(control.events(job.id, after=seen)) as events:
                     async for event in events:
                         seen = event.seq
