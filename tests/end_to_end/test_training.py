@@ -150,6 +150,8 @@ async def test_killed_children_are_told_and_replaced(backend, tiny_model_path):
 
     await backend.train(model, groups, learning_rate=1e-3, verbose=False)
     os.kill((await find_children(backend))["trainer"].pid, signal.SIGKILL)
+    while (await find_children(backend))["trainer"].state != "failed":
+        await asyncio.sleep(0.05)
     result = await backend.train(model, answers, learning_rate=1e-3, verbose=False)
     assert result.step == 2
     assert await model.get_step() == 2
