@@ -175,8 +175,8 @@ def _shape(call: EngineCall, start: int, ids: list[int], reason: str | None) -> 
 
 
 async def _disconnected(request: Request) -> None:
-    while not await request.is_disconnected():
-        await asyncio.sleep(0.005)
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 @contextlib.asynccontextmanager

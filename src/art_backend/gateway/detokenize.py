@@ -1,5 +1,6 @@
 """Ids to text, token by token: what a stream shows, and the text and bytes of single tokens."""
 
+import codecs
 from collections.abc import Sequence
 
 from tokenizers import decoders, pre_tokenizers
@@ -8,8 +9,8 @@ from transformers import PreTrainedTokenizerFast
 _PARTIAL = "\ufffd"
 """What decoding shows for bytes that are not (yet) a whole character."""
 
-_LONGEST_CHARACTER = 8
-"""Ids after which a partial character is shown as it is: it will not become whole any more."""
+_LONGEST_CHARACTER = 4
+"""Bytes of a character. After as many ids a partial one is shown as it is: it will not become whole any more."""
 
 
 class Detokenizer:
@@ -18,11 +19,11 @@ class Detokenizer:
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
-        self._special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
+        self._added = tokenizer.added_tokens_decoder
         self._bytes: dict[int, bytes] = {}
-        self._byte_of: dict[str, int] | None = None
-        if isinstance(self._backend.decoder, decoders.ByteLevel):
-            self._byte_of = _byte_alphabet()
+        self.is_byte_level = isinstance(self._backend.decoder, decoders.ByteLevel)
+        """Whether the text of ids is nothing but their bytes, one after the other."""
+        self._byte_of = _byte_alphabet() if self.is_byte_level else {}
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._backend.decode(list(ids), skip_special_tokens=True)
@@ -34,13 +35,17 @@ class Detokenizer:
             known = self._bytes[token_id] = self._find_bytes(token_id)
         return known
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token has no text."""
+        return token_id in self._added and self._added[token_id].special
+
     def _find_bytes(self, token_id: int) -> bytes:
-        if token_id in self._special:
-            return self._special[token_id].encode()
+        if token_id in self._added:
+            return self._added[token_id].content.encode()
         token = self._tokenizer.convert_ids_to_tokens(token_id)
         if not isinstance(token, str):
             return b""
-        if self._byte_of is not None and all(character in self._byte_of for character in token):
+        if self.is_byte_level and all(character in self._byte_of for character in token):
             return bytes(self._byte_of[character] for character in token)
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes([int(token[3:5], 16)])  # byte fallback of SentencePiece vocabularies
@@ -57,23 +62,32 @@ class TextStream:
         """The window that is decoded begins here: far enough back that joins between tokens come out right."""
         self._shown = 0
         """Ids before this one have been handed out."""
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, ids: Sequence[int]) -> str:
         """Append ids; return the text that is now certain."""
-        self._ids.extend(ids)
-        return self._advance(certain=False)
+        if self._detokenizer.is_byte_level:
+            spoken = (i for i in ids if not self._detokenizer.is_special(i))
+            return self._utf8.decode(b"".join(map(self._detokenizer.token_bytes, spoken)))
+        text = ""
+        for token_id in ids:
+            self._ids.append(token_id)
+            text += self._advance(certain=False)
+        return text
 
     def finish(self) -> str:
         """Return the text that was held back."""
+        if self._detokenizer.is_byte_level:
+            return self._utf8.decode(b"", final=True)
         return self._advance(certain=True)
 
     def _advance(self, *, certain: bool) -> str:
-        if self._shown == len(self._ids):
+        new = len(self._ids) - self._shown
+        if not new:
             return ""
         before = self._detokenizer.decode(self._ids[self._start : self._shown])
         after = self._detokenizer.decode(self._ids[self._start :])
-        waiting = len(self._ids) - self._shown < _LONGEST_CHARACTER
-        if not certain and waiting and (after.endswith(_PARTIAL) or len(after) <= len(before)):
+        if after.endswith(_PARTIAL) and new < _LONGEST_CHARACTER and not certain:
             return ""
         self._start, self._shown = self._shown, len(self._ids)
         return after[len(before) :]

@@ -70,7 +70,7 @@ class KnownMessageStream:
             return ParsedMessage()
         self._next = len(self._ids) + max(self._EVERY, len(self._ids) // 32)
         now = self._parse(ended=False)
-        return self._give(ParsedMessage(self._settled(now.content), self._settled(now.reasoning)))
+        return self._give(ParsedMessage(self._settled(now.content), self._settled(now.reasoning.lstrip("\n"))))
 
     def finish(self) -> ParsedMessage:
         now = self._parse(ended=True)
@@ -79,15 +79,7 @@ class KnownMessageStream:
         return self._give(now)
 
     def _parse(self, *, ended: bool) -> ParsedMessage:
-        parsed = self._renderer.parse_response(self._ids, tools=_list(self._tools), prompt_ids=self._prompt)
-        message = ParsedMessage(parsed.content, parsed.reasoning_content or "")
-        for call in parsed.tool_calls:
-            if call.status is ToolCallParseStatus.OK and call.name and self._tools:
-                arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments or {})
-                message.tool_calls.append(ParsedToolCall(call.name, arguments))
-            elif ended:
-                message.content += call.raw
-        return message
+        return parse_known(self._renderer, self._ids, self._prompt, self._tools, ended=ended)
 
     def _cut(self, text: str) -> str:
         return text[: min((at for stop in self._strings if (at := text.find(stop)) >= 0), default=len(text))]
@@ -111,5 +103,22 @@ class KnownMessageStream:
         return part
 
 
-def _list(tools: Sequence[dict[str, Any]] | None) -> Any:
-    return list(tools) if tools else None
+def parse_known(
+    renderer: Renderer,
+    completion: list[int],
+    prompt: list[int],
+    tools: Sequence[dict[str, Any]] | None,
+    *,
+    ended: bool = True,
+) -> ParsedMessage:
+    """Parse with a hand-written renderer. Malformed calls of a completion that has ended are text."""
+    offered: Any = list(tools) if tools else None
+    parsed = renderer.parse_response(completion, tools=offered, prompt_ids=prompt)
+    message = ParsedMessage(parsed.content, parsed.reasoning_content or "")
+    for call in parsed.tool_calls:
+        if call.status is ToolCallParseStatus.OK and call.name and tools:
+            arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments or {})
+            message.tool_calls.append(ParsedToolCall(call.name, arguments))
+        elif ended:
+            message.content += call.raw
+    return message

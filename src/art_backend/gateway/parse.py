@@ -51,8 +51,8 @@ class TextParser:
 
     def __init__(self, *, calls: bool, thinking: bool = False) -> None:
         self._calls = calls
-        self._state: Literal["start", "reasoning", "after_reasoning", "content", "call"] = (
-            "reasoning" if thinking else "start"
+        self._state: Literal["start", "before_reasoning", "reasoning", "after_reasoning", "content", "call"] = (
+            "before_reasoning" if thinking else "start"
         )
         self._held = ""
         self._gap = ""
@@ -75,7 +75,7 @@ class TextParser:
             part.reasoning += rest
         elif self._state == "call":
             self._take_call(part, rest, rest)
-        elif self._state != "after_reasoning" and not (self._called and not rest.strip()):
+        elif self._state not in ("before_reasoning", "after_reasoning") and not (self._called and not rest.strip()):
             part.content += rest
         return part
 
@@ -84,6 +84,10 @@ class TextParser:
         match self._state:
             case "start":
                 return self._start()
+            case "before_reasoning":
+                self._state = "reasoning" if self._held else "before_reasoning"
+                self._held = self._held.removeprefix("\n")
+                return self._state == "reasoning"
             case "reasoning":
                 text, _, ended = self._until(END_THINK)
                 part.reasoning += text
@@ -105,8 +109,8 @@ class TextParser:
     def _start(self) -> bool:
         words = self._held.lstrip()
         if words.startswith(THINK):
-            self._held = words[len(THINK) :].removeprefix("\n")
-            self._state = "reasoning"
+            self._held = words[len(THINK) :]
+            self._state = "before_reasoning"
             return True
         if THINK.startswith(words):
             return False

@@ -25,7 +25,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from art_backend.errors import BadRequestError, ModelNotAvailableError
 from art_backend.gateway.detokenize import Detokenizer, TextStream
-from art_backend.gateway.message_stream import KnownMessageStream, TextMessageStream
+from art_backend.gateway.message_stream import KnownMessageStream, TextMessageStream, parse_known
 from art_backend.gateway.parse import THINK, ParsedMessage, TextParser
 from art_backend.gateway.tool_prompt import spell_out_tools
 
@@ -145,9 +145,11 @@ class ChatRenderer:
 
     def parse(self, completion: Sequence[int], prompt: Sequence[int], tools: Tools | None = None) -> ParsedMessage:
         """Split a completion into what was said, thought and called. Malformed calls stay in the text."""
-        stream = self.stream(prompt, tools)
-        message = stream.feed(completion)
-        message.extend(stream.finish())
+        if self._renderer:
+            return parse_known(self._renderer, list(completion), list(prompt), tools)
+        parser = self._parser(prompt, tools)
+        message = parser.feed(self.detokenizer.decode(completion))
+        message.extend(parser.finish())
         return message
 
     def stream(
@@ -157,8 +159,11 @@ class ChatRenderer:
         text = TextStream(self.detokenizer)
         if self._renderer:
             return KnownMessageStream(self._renderer, list(prompt), tools, text, stops)
+        return TextMessageStream(text, self._parser(prompt, tools), stops)
+
+    def _parser(self, prompt: Sequence[int], tools: Tools | None) -> TextParser:
         thinking = self.detokenizer.decode(prompt[-8:]).rstrip().endswith(THINK)
-        return TextMessageStream(text, TextParser(calls=bool(tools), thinking=thinking), stops)
+        return TextParser(calls=bool(tools), thinking=thinking)
 
     def encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
@@ -176,10 +181,9 @@ class ChatRenderer:
         return None
 
     def _template(self, messages: Sequence[Message], tools: Tools | None, *, generation_prompt: bool) -> str:
-        if self._shows_tools:
-            ready, shown = _with_objects(messages), _list(tools)
-        else:
-            ready, shown = spell_out_tools(messages, tools), None
+        ready, shown = _with_objects(messages), _list(tools)
+        if not self._shows_tools:
+            ready, shown = spell_out_tools(ready, tools), None
         text = self._tokenizer.apply_chat_template(
             ready,
             tools=shown,  # pyright: ignore[reportArgumentType]

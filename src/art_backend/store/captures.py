@@ -114,8 +114,8 @@ class CaptureStore:
         with transaction(self._db):
             self._db.executemany("DELETE FROM rollouts WHERE id = ?", [(rollout,) for rollout in ids])
         if ids:
-            self._db.execute("PRAGMA incremental_vacuum").fetchall()
-            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            # as a script: a single execute would free a single page
+            self._db.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
         for rollout in ids:
             self._recent.pop(rollout, None)
             self._in_use.pop(rollout, None)

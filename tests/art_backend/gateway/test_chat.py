@@ -6,7 +6,6 @@ import httpx
 import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
-
 from tests.art_backend.gateway.conftest import MODEL_KEY, SERVICE_KEY
 from tests.support.scripted_engine import logprob_of
 

@@ -1,0 +1,121 @@
+"""Bad input is the caller's error, named, in the protocol's shape; the rollout goes on."""
+
+import json
+
+import httpx
+import openai
+import pytest
+
+HELLO = [{"role": "user", "content": "Hello"}]
+
+
+async def post(gateway, info, body, path="/v1/chat/completions"):
+    async with httpx.AsyncClient(base_url=gateway.url, headers={"authorization": f"Bearer {info.api_key}"}) as http:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return await http.post(path, content=content, headers={"content-type": "application/json"}, timeout=60)
+
+
+async def test_wrong_types_are_named(gateway):
+    info = gateway.rollout()
+    good = {"model": "m", "messages": HELLO}
+    cases = [
+        ({"messages": HELLO}, "model"),
+        ({**good, "model": 3}, "model"),
+        ({**good, "messages": []}, "messages"),
+        ({**good, "messages": "Hello"}, "messages"),
+        ({**good, "messages": [3]}, "messages.0"),
+        ({**good, "messages": [{"role": "robot", "content": ""}]}, "messages.0.role"),
+        ({**good, "messages": [{"role": [], "content": ""}]}, "messages.0.role"),
+        ({**good, "messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
+        ({**good, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0"),
+        ({**good, "messages": [*HELLO, {"role": "assistant", "tool_calls": 3}]}, "messages.1.tool_calls"),
+        ({**good, "messages": [*HELLO, {"role": "assistant", "tool_calls": [{}]}]}, "messages.1.tool_calls.0"),
+        ({**good, "tools": {}}, "tools"),
+        ({**good, "tools": [{"type": "custom"}]}, "tools.0"),
+        ({**good, "tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
+        ({**good, "tools": [{"function": {"name": "f", "parameters": 3}}]}, "tools.0.function.parameters"),
+        ({**good, "tool_choice": "required"}, "tool_choice"),
+        ({**good, "response_format": {"type": "json_object"}}, "response_format"),
+        ({**good, "stream": "yes"}, "stream"),
+        ({**good, "stream_options": 3}, "stream_options"),
+        ({**good, "temperature": "hot"}, "temperature"),
+        ({**good, "temperature": -1}, "temperature"),
+        ({**good, "temperature": True}, "temperature"),
+        ({**good, "top_p": 0}, "top_p"),
+        ({**good, "max_tokens": 0}, "max_tokens"),
+        ({**good, "max_completion_tokens": 1.5}, "max_completion_tokens"),
+        ({**good, "n": 1000}, "n"),
+        ({**good, "seed": 2**80}, "seed"),
+        ({**good, "stop": [3]}, "stop"),
+        ({**good, "logprobs": "all"}, "logprobs"),
+        ({**good, "top_logprobs": 99}, "top_logprobs"),
+        ({**good, "logit_bias": {"5": 3}}, "logit_bias"),
+    ]
+    for body, param in cases:
+        answer = await post(gateway, info, body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"], error["type"]) == (400, param, "invalid_request_error"), body
+        assert param in error["message"] and error["code"] == "bad_request"
+        assert answer.headers["x-should-retry"] == "false"
+    assert gateway.engine.calls == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b'{"model": "m", "messages": [{"role": "user", "content": "\xff"}]}',
+        b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"model": "m", "temperature": NaN}',
+        b'{"model": "m", "temperature": 1e999}',
+        b'{"model": "m", "messages": ' + b"[" * 100_000,
+        b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "tools": ' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name":'
+        b' "f", "parameters": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}}]}",
+    ],
+)
+async def test_what_is_no_request_is_a_400_or_is_answered(gateway, body):
+    info = gateway.rollout()
+    answer = await post(gateway, info, body)
+    assert answer.status_code in (200, 400), answer.text
+    assert "error" in answer.json() or answer.json()["choices"]
+    assert (await post(gateway, info, {"model": "m", "messages": HELLO})).status_code == 200
+
+
+async def test_ten_megabytes_are_read(gateway):
+    info = gateway.rollout()
+    answer = await post(gateway, info, {"model": "m", "messages": [{"role": "user", "content": "é" * 5_000_000}]})
+    assert answer.json()["choices"][0]["finish_reason"] == "length"
+
+
+async def test_unknown_models_and_keys(gateway):
+    client, _ = gateway.new_client(max_retries=2)
+    with pytest.raises(openai.NotFoundError, match="Models: \\['m'\\]"):
+        await client.chat.completions.create(model="gpt", messages=HELLO)
+    with pytest.raises(openai.AuthenticationError):
+        await gateway.client("nobody").chat.completions.create(model="m", messages=HELLO)
+
+
+async def test_a_rollout_deleted_in_mid_call_is_a_404(gateway):
+    client, rollout = gateway.new_client()
+    gateway.engine.choose = lambda call: gateway.captures.delete(rollout)
+    with pytest.raises(openai.NotFoundError, match="retention"):
+        await client.chat.completions.create(model="m", messages=HELLO)
+
+
+async def test_malformed_tool_calls_reach_the_agent_as_text(gateway):
+    client, rollout = gateway.new_client()
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    gateway.engine.say('<tool_call>{"name": "f", "arguments": {"a": </tool_call>', "ok")
+    answer = await client.chat.completions.create(model="m", messages=HELLO, tools=tools)
+    message = answer.choices[0].message
+    assert message.tool_calls is None and '"arguments": {"a": ' in message.content
+    assert answer.choices[0].finish_reason == "stop"
+    bad = {"id": "x", "type": "function", "function": {"name": "f", "arguments": '{"city": "Z'}}
+    history = [*HELLO, message, {"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [bad]}]
+    await client.chat.completions.create(model="m", messages=[*history, *HELLO], tools=tools)
+    gateway.check(rollout)

@@ -1,0 +1,241 @@
+"""Retries, clients that leave, held requests, and engines that fail."""
+
+import asyncio
+import json
+import time
+
+import httpx
+import openai
+import pytest
+
+from art_backend.errors import EngineFailedError
+from art_backend.gateway import retries
+from art_backend.gateway.retries import RetryWindow
+
+HELLO = [{"role": "user", "content": "Hello"}]
+RETRY = {"x-stainless-retry-count": "1"}
+
+
+async def until(condition, timeout_s=5.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_retry_of_an_answered_request_gets_the_same_turn(gateway, stream):
+    client, rollout = gateway.new_client()
+
+    async def ask(headers=None):
+        answer = await client.chat.completions.create(
+            model="m", messages=HELLO, stream=stream, logprobs=True, extra_headers=headers
+        )
+        if not stream:
+            choice = answer.choices[0]
+            return choice.message.content, choice.model_extra["art"], len(choice.logprobs.content)
+        chunks = [chunk.choices[0] async for chunk in answer]
+        text = "".join(c.delta.content or "" for c in chunks)
+        return text, chunks[-1].model_extra["art"], sum(len(c.logprobs.content) for c in chunks if c.logprobs)
+
+    first = await ask()
+    assert await ask(RETRY) == first
+    assert len(gateway.turns(rollout)) == len(gateway.engine.calls) == 1
+    assert (await ask())[1] != first[1], "without the header the same request is a new sample"
+    gateway.check(rollout)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_retry_joins_the_request_in_flight(gateway, stream):
+    client, rollout = gateway.new_client()
+    gateway.engine.hold()
+    options = {"model": "m", "messages": HELLO, "stream": stream}
+
+    async def ask(headers=None):
+        answer = await client.chat.completions.create(**options, extra_headers=headers)
+        if not stream:
+            return answer.choices[0].message.content
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
+
+    first = asyncio.create_task(ask())
+    await until(lambda: gateway.engine.waiting == 1)
+    second = asyncio.create_task(ask(RETRY))
+    await asyncio.sleep(0.05)
+    gateway.engine.release()
+    assert await first == await second
+    assert len(gateway.turns(rollout)) == len(gateway.engine.calls) == 1
+
+
+async def test_the_first_of_two_readers_may_leave(gateway):
+    client, rollout = gateway.new_client()
+    gateway.engine.hold()
+    first = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))
+    await until(lambda: gateway.engine.waiting == 1)
+    second = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO, extra_headers=RETRY))
+    await asyncio.sleep(0.05)
+    first.cancel()
+    await asyncio.sleep(0.05)
+    gateway.engine.release()
+    assert (await second).choices[0].model_extra["art"]["turn"] == gateway.turns(rollout)[0].id
+    assert not gateway.engine.calls[0].cancelled
+
+
+async def test_the_sdk_times_out_and_its_retry_leaves_no_ghost(quiet_gateway):
+    gateway = quiet_gateway
+    client, rollout = gateway.new_client(max_retries=1, timeout=0.3)
+    gateway.engine.hold()
+    asking = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO, stream=True))
+    await until(lambda: len(gateway.engine.calls) == 2)
+    gateway.engine.release()
+    async for _ in await asking:
+        pass
+    assert [call.cancelled for call in gateway.engine.calls] == [True, False]
+    assert len(gateway.turns(rollout)) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_frees_the_engine_and_leaves_nothing(gateway, stream):
+    client, rollout = gateway.new_client()
+    gateway.engine.token_delay_s = 0.02
+    gateway.engine.emit([70] * 200)
+
+    async def ask():
+        answer = await client.chat.completions.create(model="m", messages=HELLO, stream=stream)
+        if stream:
+            async for _ in answer:
+                pass
+
+    asking = asyncio.create_task(ask())
+    await until(lambda: gateway.engine.waiting == 1)
+    await asyncio.sleep(0.1)
+    asking.cancel()
+    await until(lambda: gateway.engine.calls[0].cancelled, 1.0)
+    assert gateway.turns(rollout) == []
+    assert gateway.captures.tree(rollout).prompts == {}
+    gateway.engine.token_delay_s = 0
+    await client.chat.completions.create(model="m", messages=HELLO)
+    gateway.check(rollout)
+
+
+async def test_held_requests_hear_something(gateway):
+    """White space before JSON and comments in a stream, which the SDKs skip."""
+    info = gateway.rollout()
+    gateway.engine.hold()
+    headers = {"authorization": f"Bearer {info.api_key}"}
+    async with httpx.AsyncClient(base_url=gateway.url, headers=headers) as http:
+        for stream, sign in ((False, b" "), (True, b": keep-alive\n\n")):
+            gateway.engine.hold()
+            body = {"model": "m", "messages": HELLO, "stream": stream}
+            async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+                assert answer.status_code == 200
+                parts = answer.aiter_raw()
+                assert await anext(parts) == sign
+                assert await anext(parts) == sign
+                gateway.engine.release()
+                rest = b"".join([part async for part in parts])
+                if not stream:
+                    assert json.loads(rest)["choices"][0]["finish_reason"] == "stop"
+                else:
+                    assert rest.endswith(b"data: [DONE]\n\n")
+    for stream in (False, True):
+        gateway.engine.hold()
+        client = gateway.client(info.api_key)
+        asking = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO, stream=stream))
+        await asyncio.sleep(0.4)
+        gateway.engine.release()
+        answer = await asking
+        if stream:
+            answer = [chunk async for chunk in answer][-1]
+        assert answer.choices[0].finish_reason == "stop"
+    assert len(gateway.turns(info.id)) == 4
+
+
+async def test_requests_wait_while_the_policy_is_updated(quiet_gateway):
+    gateway = quiet_gateway
+    client, _ = gateway.new_client()
+    gateway.model.gate.close()
+    asking = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))
+    await until(lambda: gateway.model.gate.waiting == 1)
+    gateway.model.step = 3
+    gateway.model.gate.open()
+    assert (await asking).choices[0].model_extra["art"]["policy_version"] == 3
+
+    gateway.model.gate.close()
+    with pytest.raises(openai.RateLimitError) as caught:
+        await client.chat.completions.create(model="m", messages=HELLO)
+    assert caught.value.response.headers["retry-after"] == "10"
+    assert "x-should-retry" not in caught.value.response.headers
+
+
+async def test_a_refused_request_that_is_retried_is_a_new_sample(quiet_gateway):
+    gateway = quiet_gateway
+    client, rollout = gateway.new_client()
+    first = await client.chat.completions.create(model="m", messages=HELLO)
+    gateway.model.gate.close()
+    with pytest.raises(openai.RateLimitError):
+        await client.chat.completions.create(model="m", messages=HELLO)
+    gateway.model.gate.open()
+    second = await client.chat.completions.create(model="m", messages=HELLO, extra_headers=RETRY)
+    assert second.choices[0].model_extra["art"] != first.choices[0].model_extra["art"]
+    third = await client.chat.completions.create(model="m", messages=HELLO, extra_headers=RETRY)
+    assert third.choices[0].model_extra["art"] == second.choices[0].model_extra["art"]
+    assert len(gateway.turns(rollout)) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_fails_is_a_503_and_leaves_nothing(gateway, stream):
+    client, rollout = gateway.new_client()
+    gateway.engine.fail(500)
+    with pytest.raises(openai.InternalServerError) as caught:
+        await client.chat.completions.create(model="m", messages=HELLO, stream=stream, n=1 if stream else 2)
+    assert caught.value.status_code == 503
+    assert gateway.turns(rollout) == []
+    await client.chat.completions.create(model="m", messages=HELLO)
+    gateway.check(rollout)
+
+
+async def test_an_engine_that_dies_in_a_stream_is_told_in_the_stream(gateway):
+    client, rollout = gateway.new_client()
+    gateway.engine.fail(0)
+    with pytest.raises(openai.APIError, match="scripted death"):
+        async for _ in await client.chat.completions.create(model="m", messages=HELLO, stream=True):
+            pass
+    assert gateway.turns(rollout) == []
+
+
+async def test_a_dead_engine_is_not_asked_again_when_that_is_useless(gateway):
+    client, _ = gateway.new_client(max_retries=2)
+    attempts = 0
+
+    async def enter():
+        nonlocal attempts
+        attempts += 1
+        raise EngineFailedError("The engine died 4 times in a row.", permanent=True)
+
+    gateway.model.gate.enter = enter
+    with pytest.raises(openai.InternalServerError, match="died 4 times"):
+        await client.chat.completions.create(model="m", messages=HELLO)
+    assert attempts == 1
+
+
+async def test_concurrent_calls_on_one_rollout_are_all_captured(gateway):
+    client, rollout = gateway.new_client()
+    gateway.engine.token_delay_s = 0.002
+
+    async def agent(name):
+        messages = [{"role": "user", "content": f"I am {name}"}]
+        for _ in range(3):
+            answer = await client.chat.completions.create(model="m", messages=messages)
+            messages += [answer.choices[0].message, {"role": "user", "content": "On."}]
+
+    await asyncio.gather(*(agent(name % 4) for name in range(8)))
+    assert len(gateway.turns(rollout)) == 24
+    gateway.check(rollout)
+
+
+def test_the_window_forgets_what_is_old(monkeypatch):
+    window = RetryWindow()
+    window.add(b"a", "answer")
+    assert window.find(b"a") == "answer" and window.find(b"b") is None
+    monkeypatch.setattr(retries, "WINDOW_S", -1.0)
+    assert window.find(b"a") is None
