@@ -9,7 +9,7 @@ import typer
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps in all.")] = 10,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps in all.")] = 12,
     seed: Annotated[int, typer.Option(min=0, help="Seed of opponents and adapter.")] = 1,
     groups: Annotated[int, typer.Option(min=1, help="Opponents per step.")] = 8,
     group_size: Annotated[int, typer.Option(min=2, help="Games against each opponent.")] = 16,

@@ -44,7 +44,7 @@ class DemoOptions:
 
     output: Path
     seed: int = 1
-    steps: int = 10
+    steps: int = 12
     groups: int = 8
     """Opponents per step."""
     group_size: int = 16
