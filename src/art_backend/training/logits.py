@@ -9,6 +9,9 @@ from torch import Tensor
 CHUNK_BYTES = 48 * 2**20
 """Memory of one chunk's logits in float32. Buffers of this size are recycled by the allocator."""
 
+KEPT_BYTES = 128 * 2**20
+"""Most memory for probabilities that are kept between forward and backward."""
+
 
 @dataclass(slots=True)
 class TargetLogprobs:
@@ -17,7 +20,7 @@ class TargetLogprobs:
     logprobs: Tensor
     """[N] float32; log-probability of each target. Carries the gradient."""
     entropy: Tensor
-    """[S] float32, in nats; carries the gradient."""
+    """[S] float32, in nats; without gradient, for metrics."""
 
 
 def target_logprobs(
@@ -46,7 +49,11 @@ def greedy_logprobs(hidden: Tensor, head: Tensor) -> Tensor:
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
-    """Chunk by chunk, forward and backward; the backward pass computes the logits again instead of keeping them."""
+    """Chunk by chunk, forward and backward.
+
+    The probabilities are kept for the backward pass, in the type of the head, while they are few; otherwise they are computed
+    again, which takes one more product with the head.
+    """
 
     @staticmethod
     def forward(
@@ -54,39 +61,54 @@ class _ChunkedLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(slots.shape[0], dtype=torch.float32, device=hidden.device)
         entropy = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
+        keep = hidden.shape[0] * head.shape[0] * head.element_size() <= KEPT_BYTES and ctx.needs_input_grad[0]
+        kept: list[Tensor] = []
         for start, stop in _chunks(hidden.shape[0], head.shape[0]):
-            scaled = _logits(hidden[start:stop], head).div_(temperatures[start:stop, None])
-            log_p = scaled.sub_(scaled.logsumexp(dim=-1, keepdim=True))
+            scaled = _scaled_logits(hidden[start:stop], head, temperatures[start:stop])
+            probabilities = torch.softmax(scaled, dim=-1)
+            largest, where = scaled.max(dim=-1, keepdim=True)
+            normaliser = (largest - probabilities.gather(1, where).log())[:, 0]
             first, last = _targets_of(slots, start, stop)
-            logprobs[first:last] = log_p[slots[first:last] - start, tokens[first:last]]
-            entropy[start:stop] = -log_p.exp().mul_(log_p).sum(dim=-1)
-        ctx.save_for_backward(hidden, head, temperatures, slots, tokens, entropy)
+            at = slots[first:last] - start
+            logprobs[first:last] = scaled[at, tokens[first:last]] - normaliser[at]
+            entropy[start:stop] = normaliser - torch.linalg.vecdot(probabilities, scaled)
+            if keep:
+                kept.append(probabilities.to(head.dtype))
+        ctx.save_for_backward(hidden, head, temperatures, slots, tokens, logprobs, *kept)
+        ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_logprobs, grad_entropy = grads
-        hidden, head, temperatures, slots, tokens, entropy = ctx.saved_tensors
+        hidden, head, temperatures, slots, tokens, logprobs, *kept = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
-        entropy_matters = bool(torch.any(grad_entropy != 0))
-        for start, stop in _chunks(hidden.shape[0], head.shape[0]):
-            scaled = _logits(hidden[start:stop], head).div_(temperatures[start:stop, None])
-            log_p = scaled.sub_(scaled.logsumexp(dim=-1, keepdim=True))
+        for i, (start, stop) in enumerate(_chunks(hidden.shape[0], head.shape[0])):
+            temperature = temperatures[start:stop]
+            if kept:
+                probabilities = kept[i]
+            else:
+                scaled = _scaled_logits(hidden[start:stop], head, temperature)
+                probabilities = torch.softmax(scaled, dim=-1, out=scaled).to(head.dtype)
             first, last = _targets_of(slots, start, stop)
             at = slots[first:last] - start
-            incoming = grad_logprobs[first:last]
-            # d log p_t/dz = 1[t] − p, summed over the targets of a slot; dH/dz = −p · (log p + H)
+            incoming = grads[0][first:last] / temperature[at]
+            # d log p_t/dz = 1[t] − p, summed over the targets of a slot
             per_slot = torch.zeros(stop - start, dtype=torch.float32, device=hidden.device).index_add_(0, at, incoming)
-            if entropy_matters:
-                g = grad_entropy[start:stop, None]
-                factor = log_p.add(entropy[start:stop, None]).mul_(g).add_(per_slot[:, None]).neg_()
-                grad_logits = log_p.exp_().mul_(factor)
-            else:
-                grad_logits = log_p.exp_().mul_(per_slot[:, None]).neg_()
-            grad_logits.index_put_((at, tokens[first:last]), incoming, accumulate=True)
-            grad_logits.div_(temperatures[start:stop, None])
-            grad_hidden[start:stop] = grad_logits.to(head.dtype) @ head
+            grad_logits = probabilities.mul_(-per_slot[:, None].to(head.dtype))
+            # At the targets, 1 − p would lose its digits to the rounding of p. They are written from float32 instead.
+            pairs, which = (at * head.shape[0] + tokens[first:last]).unique(return_inverse=True)
+            wanted = torch.zeros(pairs.shape[0], device=hidden.device).index_add_(0, which, incoming)
+            found = torch.zeros_like(wanted).index_copy_(0, which, logprobs[first:last].exp())
+            row = pairs // head.shape[0]
+            grad_logits[row, pairs % head.shape[0]] = (wanted - found * per_slot[row]).to(head.dtype)
+            grad_hidden[start:stop] = grad_logits @ head
         return grad_hidden, None, None, None, None
+
+
+def _scaled_logits(hidden: Tensor, head: Tensor, temperatures: Tensor) -> Tensor:
+    """[n, V] float32: logits / temperature."""
+    logits = _logits(hidden, head)
+    return logits if bool((temperatures == 1).all()) else logits.div_(temperatures[:, None])
 
 
 def _logits(hidden: Tensor, head: Tensor) -> Tensor:

@@ -1,0 +1,353 @@
+"""One training step: ours and TRL's ``GRPOTrainer`` on the same captured batch.
+
+    python -m benchmarks.training [--quick] [--json PATH] [--model PATH] [--batch agent|branching|plain]
+
+Every measurement is a process of its own, which loads the model, takes one step to warm up and one that is timed, and reports
+its peak memory. Sides alternate (ours, TRL, ours, TRL …), so that a change in the machine's load meets both. Ours includes all
+that a step does: packing, canaries, the checkpoint. TRL is fed the same rows through ``rollout_func`` with ``env_mask``, in bf16,
+one row per micro-batch, without gradient checkpointing (which would save it memory and cost it time).
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from art.wire import LoraSpec, TokenRow, TrainOptions
+
+BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+VOCABULARY = 49_000
+LEARNING_RATE = 1e-5
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a batch has to reach, as ours against TRL's."""
+
+    speed: float
+    memory: float | None = None
+
+
+TARGETS = {"agent": Target(3.0, 0.5), "branching": Target(4.0), "plain": Target(1.2)}
+
+
+# Batches: lists of trajectories, each a list of rows.
+
+
+def make_batch(name: str, quick: bool) -> list[list[TokenRow]]:
+    """The rows of one group.
+
+    ``agent``: 8 trajectories share a 1,500-token prompt; 6 turns of 24 sampled and 60 observed tokens. ``branching``: each
+    trajectory also has 3 sub-agents that branch off after its second turn. ``plain``: nothing is shared.
+    """
+    draw = random.Random(7)
+
+    def tokens(n: int) -> list[int]:
+        return [draw.randrange(10, VOCABULARY) for _ in range(n)]
+
+    def turns(n: int) -> list[tuple[list[int], bool]]:
+        return [part for _ in range(n) for part in ((tokens(24), True), (tokens(60), False))]
+
+    prompt = tokens(1_500)
+    match name:
+        case "agent":
+            members = 3 if quick else 8
+            return [[_row([(prompt, False), *turns(6)])] for _ in range(members)]
+        case "branching":
+            batch: list[list[TokenRow]] = []
+            for _ in range(2 if quick else 4):
+                stem = turns(2)
+                seen = [(part, False) for part, _ in stem]  # trained in the main row, context in the branches
+                branches = [_row([(prompt, False), *seen, *turns(2)]) for _ in range(3)]
+                batch.append([_row([(prompt, False), *stem, *turns(4)]), *branches])
+            return batch
+        case _:
+            return [[_row([(tokens(200), False), (tokens(300), True)])] for _ in range(6 if quick else 16)]
+
+
+def _row(parts: list[tuple[list[int], bool]]) -> TokenRow:
+    ids = [token for part, _ in parts for token in part]
+    sampled = [flag for part, flag in parts for _ in part]
+    return TokenRow(
+        token_ids=ids,
+        sampled=sampled,
+        logprobs=[-10.0 if flag else 0.0 for flag in sampled],
+        policy_versions=[0 if flag else -1 for flag in sampled],
+        temperature=1.0,
+    )
+
+
+# One measurement, in a process of its own.
+
+
+@dataclass
+class Measurement:
+    seconds: float
+    cpu_seconds: float
+    """Processor time of all threads: what ``seconds`` would be about, times the threads, on a machine of one's own."""
+    peak_mb: float
+    matrix_share: float | None = None
+    """Part of the machine's bf16 matrix rate that the useful arithmetic reached."""
+    breakdown: dict[str, float] | None = None
+    """Share of the step's processor time, by kind of work."""
+
+
+def measure_ours(batch: list[list[TokenRow]], model: Path, threads: int, profile: bool) -> Measurement:
+    import torch
+
+    from art_backend.training.memory import peak_memory_bytes
+    from art_backend.training.trainer import Trainer
+    from art_backend.training.types import ModelSetup, ScoredTrajectory, StepInput
+
+    torch.set_num_threads(threads)
+    group = [ScoredTrajectory(float(i % 2), rows) for i, rows in enumerate(batch)]
+    options = TrainOptions(learning_rate=LEARNING_RATE)
+    with tempfile.TemporaryDirectory() as directory:
+        setup = ModelSetup(model, LoraSpec(), 8_192, Path(directory) / "checkpoints")
+        trainer = Trainer(setup)
+        trainer.train(StepInput([group], options, 1))
+        started, cpu = time.perf_counter(), time.process_time()
+        output = trainer.train(StepInput([group], options, 2))
+        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+        peak = peak_memory_bytes() / 2**20
+        if not profile:
+            return Measurement(seconds, cpu, peak)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            trainer.train(StepInput([group], options, 3))
+        events = [(event.key, float(event.self_cpu_time_total)) for event in profiler.key_averages()]
+    useful = useful_flops(model, output.metrics["data/step_packed_tokens"], output.metrics["data/step_trainer_tokens"])
+    return Measurement(seconds, cpu, peak, useful / seconds / matrix_rate(), break_down(events))
+
+
+def useful_flops(model: Path, packed_tokens: float, trained_tokens: float) -> float:
+    """Arithmetic that a step cannot do without, leaving out attention: forward, and backward for the inputs alone."""
+    config = json.loads((model / "config.json").read_text())
+    hidden, width = config["hidden_size"], config["intermediate_size"]
+    heads, key_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    layer = hidden * hidden * (2 + 2 * key_heads / heads) + 3 * hidden * width
+    return 4 * (packed_tokens * config["num_hidden_layers"] * layer + trained_tokens * hidden * config["vocab_size"])
+
+
+def matrix_rate() -> float:
+    """Floating-point operations per second of a large bf16 product on this machine, now."""
+    import torch
+
+    a, b = (torch.randn(2_048, 2_048).bfloat16() for _ in range(2))
+    best = 0.0
+    for _ in range(5):
+        started = time.perf_counter()
+        torch.mm(a, b)
+        best = max(best, 2 * 2_048**3 / (time.perf_counter() - started))
+    return best
+
+
+_KINDS = {
+    "linear layers": ("aten::mm", "aten::addmm_", "aten::addmm", "aten::linear"),
+    "attention products": ("aten::bmm", "aten::baddbmm", "aten::baddbmm_"),
+    "softmax": ("aten::_softmax", "aten::logsumexp", "aten::exp_"),
+    "copies and conversions": ("aten::copy_", "aten::index_select", "aten::index_add_", "aten::cat", "aten::fill_"),
+    "elementwise": (
+        "aten::mul",
+        "aten::mul_",
+        "aten::add",
+        "aten::add_",
+        "aten::sub_",
+        "aten::silu",
+        "aten::silu_backward",
+    ),
+    "optimiser": ("aten::_fused_adamw_",),
+}
+
+
+def break_down(events: list[tuple[str, float]]) -> dict[str, float]:
+    total = sum(spent for _, spent in events)
+    shares = {kind: sum(s for key, s in events if key in keys) / total for kind, keys in _KINDS.items()}
+    return {**shares, "rest": 1 - sum(shares.values())}
+
+
+def measure_trl(batch: list[list[TokenRow]], model: Path, threads: int, output_dir: Path) -> Measurement:
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    from art_backend.training.memory import peak_memory_bytes
+
+    torch.set_num_threads(threads)
+    rows = [(float(i % 2), row) for i, member in enumerate(batch) for row in member]
+    starts = [row.sampled.index(True) for _, row in rows]
+
+    def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        cut = list(zip(rows, starts, strict=True))
+        return {
+            "prompt_ids": [row.token_ids[:s] for (_, row), s in cut],
+            "completion_ids": [row.token_ids[s:] for (_, row), s in cut],
+            "logprobs": [row.logprobs[s:] for (_, row), s in cut],
+            "env_mask": [[int(flag) for flag in row.sampled[s:]] for (_, row), s in cut],
+            "outcome": [reward for reward, _ in rows],
+        }
+
+    def score(outcome: list[float | None], **_: Any) -> list[float | None]:
+        return outcome
+
+    class Clock(TrainerCallback):
+        started = cpu_started = seconds = cpu_seconds = 0.0
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.started, self.cpu_started = time.perf_counter(), time.process_time()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.seconds = time.perf_counter() - self.started
+            self.cpu_seconds = time.process_time() - self.cpu_started
+
+    clock = Clock()
+    trainer = GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16),
+        reward_funcs=score,
+        args=GRPOConfig(
+            output_dir=str(output_dir),
+            per_device_train_batch_size=1,
+            gradient_accumulation_steps=len(rows),
+            num_generations=len(rows),
+            max_steps=2,
+            max_completion_length=8_192,
+            learning_rate=LEARNING_RATE,
+            lr_scheduler_type="constant",
+            loss_type="dapo",
+            beta=0.0,
+            gradient_checkpointing=False,
+            use_cpu=not torch.cuda.is_available(),
+            bf16=True,
+            report_to="none",
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+        ),
+        train_dataset=Dataset.from_list([{"prompt": "unused"}] * 2),
+        processing_class=AutoTokenizer.from_pretrained(model),
+        rollout_func=rollout,
+        peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
+        callbacks=[clock],
+    )
+    trainer.train()
+    return Measurement(clock.seconds, clock.cpu_seconds, peak_memory_bytes() / 2**20)
+
+
+# The comparison.
+
+
+def run_child(side: str, batch: str, model: Path, threads: int, quick: bool, profile: bool) -> Measurement:
+    from art_backend.training.memory import CPU_ENVIRONMENT
+
+    arguments = ["--side", side, "--batch", batch, "--model", str(model), "--threads", str(threads)]
+    arguments += ["--quick"] * quick + ["--profile"] * profile
+    environment = {**os.environ, **CPU_ENVIRONMENT}
+    result = subprocess.run(
+        [sys.executable, "-m", "benchmarks.training", *arguments], capture_output=True, text=True, env=environment
+    )
+    if result.returncode:
+        sys.exit(f"The measurement of {side} on the {batch} batch failed:\n{result.stderr[-4000:]}")
+    return Measurement(**json.loads(result.stdout.splitlines()[-1]))
+
+
+def compare(name: str, model: Path, threads: int, quick: bool, rounds: int) -> list[dict[str, Any]]:
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    ours: list[Measurement] = []
+    peer: list[Measurement] = []
+    for i in range(rounds):
+        for side, results in (("ours", ours), ("trl", peer)):
+            results.append(run_child(side, name, model, threads, quick, profile=side == "ours" and i == 0))
+            last = results[-1]
+            spent = f"{last.seconds:.1f} s, {last.cpu_seconds:.1f} s of processor time, {last.peak_mb:.0f} MB"
+            console.print(f"{name} {side} {i + 1}/{rounds}: {spent}")
+    members = len(make_batch(name, quick))
+    speed, peer_speed = (members / statistics.median(m.seconds for m in side) for side in (ours, peer))
+    memory, peer_memory = (statistics.median(m.peak_mb for m in side) for side in (ours, peer))
+    target = TARGETS[name]
+    ok = speed / peer_speed >= target.speed
+    rows = [_result(f"{name}: speed", speed, peer_speed, "trajectories/s", ok, f"≥ {target.speed}×")]
+    if target.memory is not None:
+        ok = memory / peer_memory <= target.memory
+        rows.append(_result(f"{name}: peak memory", memory, peer_memory, "MB", ok, f"≤ {target.memory}×"))
+    first = ours[0]
+    if first.matrix_share is not None and first.breakdown is not None:
+        where = ", ".join(f"{kind} {share:.0%}" for kind, share in first.breakdown.items())
+        console.print(f"{name}: useful arithmetic at {first.matrix_share:.0%} of the bf16 matrix rate; time: {where}")
+    return rows
+
+
+def _result(name: str, ours: float, peer: float, unit: str, ok: bool, target: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "ours": ours,
+        "peer": peer,
+        "peer_name": "TRL GRPOTrainer",
+        "unit": unit,
+        "ratio": ours / peer,
+        "target": target,
+        "ok": ok,
+    }
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "ours", "TRL", "unit", "ratio", "target", "")
+    for row in rows:
+        ok = "ok" if row["ok"] else "missed"
+        numbers = (f"{row['ours']:.3g}", f"{row['peer']:.3g}", row["unit"], f"{row['ratio']:.2f}×")
+        table.add_row(row["name"], *numbers, row["target"], ok)
+    Console().print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smaller batches, one round; ends within minutes")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--model", type=Path, help=f"directory of the model; found by name without it ({BASE_MODEL})")
+    parser.add_argument("--batch", choices=list(TARGETS), help="this batch alone")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--side", choices=["ours", "trl"], help=argparse.SUPPRESS)
+    parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        batch = make_batch(options.batch, options.quick)
+        if options.side == "ours":
+            result = measure_ours(batch, options.model, options.threads, options.profile)
+        else:
+            with tempfile.TemporaryDirectory() as directory:
+                result = measure_trl(batch, options.model, options.threads, Path(directory))
+        print(json.dumps(asdict(result)))
+        return
+    if find_spec("trl") is None:
+        sys.exit(
+            "TRL is not installed, so there is nothing to compare with. Install it: pip install 'art-trainer[trl]'"
+        )
+    if options.model is None:
+        from art_backend.base_models import find_base_model
+
+        options.model = find_base_model(BASE_MODEL)
+    rows: list[dict[str, Any]] = []
+    for name in [options.batch] if options.batch else list(TARGETS):
+        rows += compare(name, options.model, options.threads, options.quick, rounds=1 if options.quick else 3)
+    print_table(rows)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
