@@ -2,8 +2,8 @@
 
 All tokens of a step pass through the model as one row ``[1, N]``. Each layer first stores the keys and values of all of
 them, so a sequence can read what another computes in the same step. Then the queries attend in groups of chunks of
-similar size: gathered keys, two batched matrix products and a softmax per group. On a CPU that is several times faster
-in bf16 than the fused operator, which computes in fp32 there.
+similar size: gathered keys, batched matrix products and a softmax per group. On a CPU that is several times faster in
+bf16 than the fused operator, which computes in fp32 there. Scores and softmax are float32, as in the trainer.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
+from art_backend import exact
 from art_backend.inference.torch_engine.blocks import BLOCK_SIZE
 from art_backend.inference.torch_engine.kv_pool import KvPool, LayerShape
 from art_backend.inference.torch_engine.sequence import Chunk
@@ -75,8 +76,8 @@ class Group:
             self.rows_N = slice(first, first + len(self.real_N))
         self._masks: dict[int | None, tuple[int, Tensor]] = {}
 
-    def mask(self, window: int | None, dtype: torch.dtype) -> tuple[int, Tensor]:
-        """First masked key column ``c``, and an additive mask ``[B, 1, Q, keys - c]``.
+    def mask(self, window: int | None) -> tuple[int, Tensor]:
+        """First masked key column ``c``, and an additive float32 mask ``[B, 1, Q, keys - c]``.
 
         Args:
             window: How many keys before it, itself included, a query sees; ``None`` sees all.
@@ -88,7 +89,7 @@ class Group:
             positions = starts + torch.arange(self.queries, device=self.device).minimum(counts - 1)
             distance = positions[:, :, None] - torch.arange(first, self.keys, device=self.device)
             hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-            mask = torch.zeros(hidden.shape, dtype=dtype, device=self.device).masked_fill_(hidden, float("-inf"))
+            mask = torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, float("-inf"))
             self._masks[window] = (first, mask[:, None])
         return self._masks[window]
 
@@ -120,22 +121,23 @@ class AttentionStep:
 
         heads, tokens, dim = query_HND.shape
         kv = shape.kv_heads
-        query_NHD = (query_HND * scaling).transpose(0, 1)
+        query_NHD = query_HND.transpose(0, 1)
         out_NHD = torch.empty(tokens, heads, dim, dtype=query_HND.dtype, device=query_HND.device)
         for group, rows in zip(self._groups, self._gather_rows[shape], strict=True):
             B, Q, L = group.size, group.queries, group.keys
             keys, values = pool.gather(layer, rows)
             queries = query_NHD[group.rows_BQ].view(B, Q, kv, heads // kv, dim)
             queries = queries.permute(2, 0, 3, 1, 4).reshape(kv * B, -1, dim)
-            first, mask = group.mask(window, queries.dtype)
+            first, mask = group.mask(window)
             keys, values = keys.view(kv * B, L, dim), values.view(kv * B, L, dim)
             if pool.device.type == "cpu":
-                scores = torch.bmm(queries, keys.transpose(1, 2))
+                scores = exact.batched(queries, keys).mul_(scaling)
                 scores.view(kv, B, -1, Q, L)[..., first:].add_(mask)
-                mixed = torch.bmm(torch.softmax(scores, -1), values)
+                weights = torch.softmax(scores, -1, out=scores)
+                mixed = torch.bmm(weights.to(values.dtype), values)
             else:
-                full = F.pad(mask, (first, 0)).expand(kv, B, heads // kv, Q, L).reshape(kv * B, -1, L)
-                mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=full, scale=1.0)
+                full = F.pad(mask.to(queries.dtype), (first, 0)).expand(kv, B, heads // kv, Q, L).reshape(kv * B, -1, L)
+                mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=full, scale=scaling)
             mixed = mixed.view(kv, B, heads // kv, Q, dim).permute(1, 3, 0, 2, 4)
             if group.real_N is None:
                 out_NHD[group.rows_N].view(mixed.shape).copy_(mixed)

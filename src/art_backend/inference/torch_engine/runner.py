@@ -7,12 +7,29 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from art_backend import exact
 from art_backend.inference.torch_engine import attention
 from art_backend.inference.torch_engine.adapters import Adapter, AdapterBank, Segment
 from art_backend.inference.torch_engine.attention import AttentionStep, ProbeStep, UnsupportedModelError
 from art_backend.inference.torch_engine.blocks import BLOCK_SIZE
 from art_backend.inference.torch_engine.kv_pool import KvPool, LayerShape
 from art_backend.inference.torch_engine.sequence import Chunk
+
+
+class ExactHead(torch.nn.Module):
+    """A model's own output head, with logits in float32."""
+
+    def __init__(self, head: torch.nn.Linear) -> None:
+        super().__init__()
+        self.weight = head.weight
+        self.bias = head.bias
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., H] → [..., vocab] float32."""
+        logits = exact.linear(hidden.flatten(0, -2), self.weight)
+        if self.bias is not None:
+            logits += self.bias
+        return logits.unflatten(0, hidden.shape[:-1])
 
 
 class ModelRunner:
@@ -47,6 +64,7 @@ class ModelRunner:
             path, dtype=dtype, attn_implementation=attention.IMPLEMENTATION
         )
         self._model = model.to(device).eval().requires_grad_(False)
+        self._model.set_output_embeddings(ExactHead(self._model.get_output_embeddings()))
         self.adapters = AdapterBank(self._model)
         layers = self._probe(config.num_hidden_layers)
         per_token = sum(layer.bytes_per_token(dtype) for layer in layers)
