@@ -106,7 +106,7 @@ class Service:
             return
         path = await asyncio.to_thread(find_base_model, spec.base_model, cache=self.settings.cache)
         host = self._host(spec.base_model, path)
-        max_length = min(spec.max_sequence_length or self.settings.max_sequence_length, host.settings.max_model_len)
+        max_length = min(spec.max_sequence_length or self._limit(path), self._limit(path))
         renderer = await asyncio.to_thread(ChatRenderer.load, path, spec.base_model)
         self._policies[spec.project, spec.name] = ServedPolicy(
             project=spec.project,
@@ -131,11 +131,10 @@ class Service:
 
     def _host(self, base_model: str, path: Path) -> EngineHost:
         if base_model not in self._hosts:
-            limit = context_length(path)
             settings = EngineSettings(
                 model_path=path,
                 served_name=base_model,
-                max_model_len=min(self.settings.max_sequence_length, limit or self.settings.max_sequence_length),
+                max_model_len=self._limit(path),
                 max_num_seqs=self.settings.max_concurrent_sequences,
                 threads=self.settings.threads,
                 log_path=self.settings.log_dir / "engine.log",
@@ -143,6 +142,10 @@ class Service:
             )
             self._hosts[base_model] = EngineHost(settings, Gate(self.settings.hold_timeout_s))
         return self._hosts[base_model]
+
+    def _limit(self, base_path: Path) -> int:
+        """Longest sequence that a base model is served with."""
+        return min(self.settings.max_sequence_length, context_length(base_path) or self.settings.max_sequence_length)
 
     # The gateway's model directory
 
@@ -199,6 +202,12 @@ class Service:
             NotFoundError: No such model.
         """
         policy = self.policy(request.project, request.model)
+        for g, group in enumerate(request.groups):
+            if not group.trajectories:
+                raise BadRequestError(
+                    f"groups.{g} has no trajectories. Leave out groups in which every rollout failed.",
+                    param=f"groups.{g}",
+                )
         groups = [
             [self._resolve(t, f"groups.{g}.trajectories.{i}") for i, t in enumerate(group.trajectories)]
             for g, group in enumerate(request.groups)
