@@ -106,7 +106,13 @@ class Service:
             return
         path = await asyncio.to_thread(find_base_model, spec.base_model, cache=self.settings.cache)
         host = self._host(spec.base_model, path)
-        max_length = min(spec.max_sequence_length or self._limit(path), self._limit(path))
+        max_length = spec.max_sequence_length or self._limit(path)
+        if max_length > self._limit(path):
+            raise BadRequestError(
+                f"max_sequence_length: {max_length} is more than the {self._limit(path)} tokens that {spec.base_model} is "
+                "served with here. Ask for less, or start the service with a larger --max-sequence-length.",
+                param="max_sequence_length",
+            )
         renderer = await asyncio.to_thread(ChatRenderer.load, path, spec.base_model)
         self._policies[spec.project, spec.name] = ServedPolicy(
             project=spec.project,
