@@ -40,7 +40,7 @@ from art_backend.training.targets import PackTargets, read_targets
 from art_backend.training.types import Canary, ModelSetup, StepInput, StepOutput
 
 MICRO_BATCH_TOKENS = {"cpu": 1_536, "cuda": 16_384}
-"""Packed tokens per forward pass when the caller does not say, by device."""
+"""Packed tokens per forward pass when the caller does not say, by device; more where rows are long."""
 
 MAX_NONFINITE = 3
 """Skipped updates in a row after which training stops."""
@@ -121,7 +121,7 @@ class Trainer:
         started = time.monotonic()
         batch = build_batch(step, vocabulary=policy.vocabulary, max_length=self._setup.max_sequence_length)
         preset = PRESETS[options.algorithm]
-        budget = options.micro_batch_tokens or MICRO_BATCH_TOKENS[policy.device.type]
+        budget = options.micro_batch_tokens or _default_budget(batch.members, policy.device)
         parts = [
             pack_rows(weigh(part, preset.reduction, self._setup.max_sequence_length), budget)
             for part in _cut(batch.members, options.minibatches, seed=step.step)
@@ -255,6 +255,12 @@ def _backward(
         entropy=new.entropy.detach()[targets.slots],
         rows=targets.rows,
     )
+
+
+def _default_budget(members: Sequence[Member], device: torch.device) -> int:
+    """Packed tokens per forward pass: room for one and a half of the longest row, so that long rows can share at all."""
+    longest = max((row.token_ids.size for member in members for row in member.rows), default=0)
+    return max(MICRO_BATCH_TOKENS[device.type], longest * 3 // 2)
 
 
 def _upper_range(options: TrainOptions) -> float:
