@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from transformers import AttentionInterface
 
+from art_backend import exact
 from art_backend.training.packing import Pack
 
 Kind = Literal["branches", "flex", "dense"]
@@ -152,7 +153,7 @@ class _BranchAttention(torch.autograd.Function):
             weights = _attend(q, k, block, ctx.scale)
             _accumulate(grad_value, block, torch.bmm(weights.to(g.dtype).transpose(1, 2), g))
             # dS = P · (dP − Σ P·dP) · scale
-            grad_scores = scores(g, v).mul_(weights)
+            grad_scores = exact.batched(g, v).mul_(weights)
             grad_scores.sub_(weights.mul_(grad_scores.sum(-1, keepdim=True))).mul_(ctx.scale)
             grad_scores = grad_scores.to(q.dtype)
             _unfold(grad_query, block, torch.bmm(grad_scores, k))
@@ -160,23 +161,10 @@ class _BranchAttention(torch.autograd.Function):
         return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None, None
 
 
-def scores(a: Tensor, b: Tensor) -> Tensor:
-    """a·bᵀ in float32, for [B, n, D] and [B, m, D].
-
-    From bfloat16 it takes two products at the speed of bfloat16: the second computes what rounding the first one lost.
-    """
-    b = b.transpose(1, 2)
-    if a.dtype == torch.float32:
-        return torch.bmm(a, b)
-    rounded = torch.bmm(a, b)
-    lost = torch.baddbmm(rounded, a, b, beta=-1)
-    return rounded.float().add_(lost)
-
-
 def _attend(q: Tensor, k: Tensor, block: QueryBlock, scale: float) -> Tensor:
     """Attention weights of a block: [key heads, G·n, L] float32."""
     n = block.stop - block.start
-    s = scores(q, k).mul_(scale)
+    s = exact.batched(q, k).mul_(scale)
     s.view(k.shape[0], -1, n, block.length)[..., block.length - n :].add_(_causal(n, q.device))
     return torch.softmax(s, dim=-1, out=s)
 

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from art_backend import exact
+
 CHUNK_BYTES = 48 * 2**20
 """Memory of one chunk's logits in float32. Buffers of this size are recycled by the allocator."""
 
@@ -42,7 +44,7 @@ def target_logprobs(
 def greedy_logprobs(hidden: Tensor, head: Tensor) -> Tensor:
     """[S] float32: log-probability of the likeliest token at temperature 1, for hidden states [S, H]."""
     parts = [
-        torch.log_softmax(_logits(hidden[start:stop], head), dim=-1).amax(dim=-1)
+        torch.log_softmax(exact.linear(hidden[start:stop], head), dim=-1).amax(dim=-1)
         for start, stop in _chunks(hidden.shape[0], head.shape[0])
     ]
     return torch.cat(parts) if parts else hidden.new_empty(0, dtype=torch.float32)
@@ -107,12 +109,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
 def _scaled_logits(hidden: Tensor, head: Tensor, temperatures: Tensor) -> Tensor:
     """[n, V] float32: logits / temperature."""
-    logits = _logits(hidden, head)
+    logits = exact.linear(hidden, head)
     return logits if bool((temperatures == 1).all()) else logits.div_(temperatures[:, None])
-
-
-def _logits(hidden: Tensor, head: Tensor) -> Tensor:
-    return torch.nn.functional.linear(hidden, head).float()
 
 
 def _chunks(slots: int, vocabulary: int) -> list[tuple[int, int]]:
