@@ -1,6 +1,6 @@
 """The control API: models, training, jobs, checkpoints, metrics and health under ``/api/v1``."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.metadata import version
 from typing import Annotated
 
@@ -28,10 +28,10 @@ EVENT_KEEP_ALIVE_S = 10.0
 """An event stream never stays silent for longer, so that proxies and clients can tell it from a dead one."""
 
 
-def service_only(service: Service) -> Callable[[Request], None]:
+def service_only(service: Service) -> Callable[[Request], Awaitable[None]]:
     """Return a dependency that lets only the service's key pass."""
 
-    def require_service(request: Request) -> None:
+    async def require_service(request: Request) -> None:
         service.keyring.require_service(read_key(request.headers))
 
     return require_service

@@ -218,6 +218,7 @@ async def test_wrong_keys_models_and_bodies_are_told_apart(backend, tiny_model_p
             assert answer.json()["error"]["message"]
         assert (await http.get("/api/v1/models", headers=headers)).status_code == 403
         assert (await http.get("/api/v1/models")).status_code == 401
+        assert (await http.get("/api/v1/models", headers={"Authorization": "Bearer wrong"})).status_code == 401
         assert (await http.get("/api/v1/health")).status_code == 200
     answer = await client.chat.completions.create(
         model=model.get_inference_name(), messages=[{"role": "user", "content": "x"}], max_tokens=2
