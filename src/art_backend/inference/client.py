@@ -14,6 +14,8 @@ PauseMode = Literal["keep", "wait", "abort"]
 SleepTag = Literal["weights", "kv_cache"]
 
 CONNECT_TIMEOUT_S = 5.0
+KEEP_ALIVE_S = 60.0
+"""Idle connections are dropped after this. The engine must keep them longer, or a call may meet a closing one."""
 _SAMPLE_LINE = re.compile(r"([a-zA-Z_:][\w:]*(?:\{[^}]*\})?) ([^ ]+)")
 
 
@@ -52,7 +54,7 @@ class EngineClient:
         self._http = http or httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
             # every call in flight has its own connection; a limit would queue calls here, unseen by the engine
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_S),
             trust_env=False,
         )
 

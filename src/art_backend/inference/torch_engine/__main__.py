@@ -19,6 +19,8 @@ from art_backend.inference.torch_engine.engine import Engine
 from art_backend.inference.torch_engine.runner import ModelRunner
 from art_backend.inference.torch_engine.server import Deliveries, build_app
 
+KEEP_ALIVE_S = 600
+"""Longer than any client of ours keeps an idle connection."""
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 

@@ -4,7 +4,6 @@ import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -95,6 +94,17 @@ class RequestError(Exception):
         )
 
 
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Turn an error that is the caller's to mend into an answer."""
+    match error:
+        case RequestError():
+            return error.response()
+        case UnknownModelError():
+            return RequestError(404, str(error)).response()
+        case _:
+            return RequestError(400, str(error)).response()
+
+
 class Deliveries:
     """Carries what the model thread produced into the event loop, one hop per step."""
 
@@ -121,12 +131,13 @@ def build_app(engine: Engine, *, api_key: str, lifespan: Lifespan[Starlette]) ->
 
     async def load_adapter(request: Request) -> Response:
         body = _parse(LoadAdapterRequest, await request.body())
-        await _settled(await asyncio.to_thread(engine.load_adapter, body.lora_name, Path(body.lora_path)))
+        installing = await asyncio.to_thread(engine.load_adapter, body.lora_name, Path(body.lora_path))
+        await asyncio.wrap_future(installing)
         return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} added.")
 
     async def unload_adapter(request: Request) -> Response:
         body = _parse(UnloadAdapterRequest, await request.body())
-        await _settled(engine.unload_adapter(body.lora_name))
+        await asyncio.wrap_future(engine.unload_adapter(body.lora_name))
         return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} removed.")
 
     async def models(request: Request) -> Response:
@@ -145,11 +156,11 @@ def build_app(engine: Engine, *, api_key: str, lifespan: Lifespan[Starlette]) ->
         mode = request.query_params.get("mode", "abort")
         if mode not in ("keep", "wait", "abort"):
             raise RequestError(400, f"mode={mode!r} is not one of keep, wait, abort.")
-        await _settled(engine.pause(mode))
+        await asyncio.wrap_future(engine.pause(mode))
         return JSONResponse({"status": "paused"})
 
     async def resume(request: Request) -> Response:
-        await _settled(engine.resume())
+        await asyncio.wrap_future(engine.resume())
         return JSONResponse({"status": "resumed"})
 
     async def is_paused(request: Request) -> Response:
@@ -159,7 +170,7 @@ def build_app(engine: Engine, *, api_key: str, lifespan: Lifespan[Starlette]) ->
         level = request.query_params.get("level", "1")
         if level != "1":
             raise RequestError(400, f"level={level!r} is not supported; this engine sleeps at level 1.")
-        await _settled(engine.sleep())
+        await asyncio.wrap_future(engine.sleep())
         return Response()
 
     async def wake_up(request: Request) -> Response:
@@ -168,7 +179,7 @@ def build_app(engine: Engine, *, api_key: str, lifespan: Lifespan[Starlette]) ->
             if tag not in ("weights", "kv_cache"):
                 raise RequestError(400, f"tags={tag!r} is not one of weights, kv_cache.")
             tags.add(tag)
-        await _settled(engine.wake_up(tags))
+        await asyncio.wrap_future(engine.wake_up(tags))
         return Response()
 
     async def is_sleeping(request: Request) -> Response:
@@ -179,10 +190,6 @@ def build_app(engine: Engine, *, api_key: str, lifespan: Lifespan[Starlette]) ->
 
     async def metrics(request: Request) -> Response:
         return PlainTextResponse(render_metrics(engine))
-
-    async def on_request_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestError)
-        return error.response()
 
     app = Starlette(
         routes=[
@@ -199,7 +206,12 @@ def build_app(engine: Engine, *, api_key: str, lifespan: Lifespan[Starlette]) ->
             Route("/health", health),
             Route("/metrics", metrics),
         ],
-        exception_handlers={RequestError: on_request_error},
+        exception_handlers={
+            RequestError: _refuse,
+            UnknownModelError: _refuse,
+            AdapterError: _refuse,
+            NameTakenError: _refuse,
+        },
         lifespan=lifespan,
     )
     return KeyCheck(app, api_key)
@@ -243,10 +255,7 @@ class GenerateEndpoint:
 
     def _sequence(self, body: GenerateRequest, deliver: Callable[[GenerationDelta | Exception], None]) -> Sequence:
         engine = self._engine
-        try:
-            adapter = engine.find_adapter(body.model)
-        except UnknownModelError as error:
-            raise RequestError(404, str(error)) from None
+        adapter = engine.find_adapter(body.model)
         limit = engine.runner.max_model_len
         if len(body.token_ids) >= limit:
             raise RequestError(
@@ -313,16 +322,6 @@ def _parse(kind: type[B], body: bytes) -> B:
         first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "body"
         raise RequestError(400, f"{where}: {first['msg']}") from None
-
-
-async def _settled(future: "Future[None]") -> None:
-    """Await something done in the model thread; turn its refusal into an answer."""
-    try:
-        await asyncio.wrap_future(future)
-    except UnknownModelError as error:
-        raise RequestError(404, str(error)) from None
-    except (AdapterError, NameTakenError) as error:
-        raise RequestError(400, str(error)) from None
 
 
 async def _read(receive: Receive) -> bytes:

@@ -1,0 +1,100 @@
+"""Tiny random models, adapters, and engines around them."""
+
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from art_backend.inference.process import EngineProcess, EngineSettings, torch_engine
+
+VOCABULARY = 97
+LAUNCHERS = {"torch": torch_engine}
+"""Engines that the contract suite runs against."""
+_COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+    # large enough that logits are far from uniform, so that a wrong token shows
+    "initializer_range": 0.25,
+}
+CONFIGS = {
+    "llama": LlamaConfig(**_COMMON, head_dim=8, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(**_COMMON),
+    "qwen3": Qwen3Config(**_COMMON, head_dim=16),
+    "mistral": MistralConfig(**_COMMON, head_dim=8, sliding_window=24),
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Tiny models gain nothing from threads, and lose much where other processes compete for the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    """Returns the directory of a tiny random model of a family."""
+    made = {}
+
+    def make(family):
+        if family not in made:
+            torch.manual_seed(len(made) + 1)
+            model = AutoModelForCausalLM.from_config(CONFIGS[family], dtype=torch.float32)
+            for name, parameter in model.named_parameters():
+                if name.endswith(("bias", "norm.weight")):  # zero and one otherwise, which would hide a missing one
+                    torch.nn.init.uniform_(parameter, 0.5, 1.5)
+            made[family] = tmp_path_factory.mktemp(family)
+            model.save_pretrained(made[family])
+        return made[family]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_adapter(tiny_model, tmp_path_factory):
+    """Returns the directory of a random PEFT adapter whose effect is plainly visible."""
+    made = {}
+
+    def make(family, seed=0, **settings):
+        key = (family, seed, json.dumps(settings, sort_keys=True))
+        if key not in made:
+            torch.manual_seed(100 + seed)
+            settings = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"} | settings
+            model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model(family)), LoraConfig(**settings))
+            made[key] = tmp_path_factory.mktemp("adapter")
+            model.save_pretrained(made[key])
+            file = made[key] / "adapter_model.safetensors"
+            save_file({name: torch.randn_like(value) * 0.2 for name, value in load_file(file).items()}, file)
+        return made[key]
+
+    return make
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=list(LAUNCHERS))
+async def engine(request, tiny_model, tmp_path_factory) -> AsyncIterator[EngineProcess]:
+    """A running engine of each kind, shared by the contract suite. Tests leave it as they found it."""
+    settings = EngineSettings(
+        model_path=tiny_model("llama"),
+        served_name="tiny/base",
+        log_path=tmp_path_factory.mktemp("engine") / "engine.log",
+        max_num_seqs=16,
+        max_lora_rank=8,
+        dtype="float32",
+        threads=1,
+        kv_cache_mib=32,
+    )
+    process = await EngineProcess.start(settings, LAUNCHERS[request.param])
+    yield process
+    await process.stop()

@@ -1,0 +1,343 @@
+"""The engine contract of docs/architecture.md. One suite for every engine; ``conftest.LAUNCHERS`` lists them."""
+
+import asyncio
+import math
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from art_backend.inference.client import EngineClient, EngineError, EngineUnreachableError
+from art_backend.inference.contract import Sampling
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+BASE = "tiny/base"
+PROMPT = [5, 17, 3, 88, 41, 2, 60]
+LONG = Sampling(max_tokens=1500, temperature=0.0)
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def client(engine):
+    return engine.client
+
+
+@pytest.fixture(scope="session")
+def model(tiny_model):
+    return AutoModelForCausalLM.from_pretrained(tiny_model("llama")).eval()
+
+
+def next_logits(model, token_ids):
+    with torch.no_grad():
+        return model(torch.tensor([token_ids])).logits[0, -1]
+
+
+def per_token(model, prompt, completion):
+    """The logits that each sampled token was drawn from."""
+    for i, token in enumerate(completion.token_ids):
+        yield token, completion.logprobs[i], next_logits(model, prompt + completion.token_ids[:i])
+
+
+async def until(condition):
+    """Wait for an asynchronous condition."""
+    async with asyncio.timeout(WAIT_S):
+        while not await condition():  # noqa: ASYNC110 - what is awaited happens in another process
+            await asyncio.sleep(0.02)
+
+
+def idle(client):
+    """Whether the engine computes nothing and holds nothing."""
+
+    async def check():
+        metrics = await client.metrics()
+        running = [value for name, value in metrics.items() if "requests_running" in name]
+        assert running
+        return sum(running) == 0
+
+    return check
+
+
+async def collect(stream):
+    return [delta async for delta in stream]
+
+
+def join(deltas):
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+async def test_greedy_tokens_and_logprobs_are_the_models_own(client, model):
+    completion = await client.generate(BASE, PROMPT, Sampling(max_tokens=12, temperature=0.0))
+    assert completion.finish_reason == "length"
+    assert len(completion.token_ids) == 12
+    for token, logprob, logits in per_token(model, PROMPT, completion):
+        assert token == logits.argmax()
+        assert logprob == pytest.approx(logits.log_softmax(-1)[token].item(), abs=1e-4)
+
+
+async def test_logprobs_are_of_the_tempered_distribution(client, model):
+    completion = await client.generate(BASE, PROMPT, Sampling(max_tokens=12, temperature=0.6, seed=3))
+    for token, logprob, logits in per_token(model, PROMPT, completion):
+        assert logprob == pytest.approx((logits / 0.6).log_softmax(-1)[token].item(), abs=1e-4)
+
+
+async def test_logprobs_are_of_the_filtered_distribution(client, model):
+    completion = await client.generate(BASE, PROMPT, Sampling(max_tokens=8, top_k=3, seed=1, top_logprobs=5))
+    for i, (token, logprob, logits) in enumerate(per_token(model, PROMPT, completion)):
+        values, allowed = logits.topk(3)
+        expected = dict(zip(allowed.tolist(), values.log_softmax(-1).tolist(), strict=True))
+        assert logprob == pytest.approx(expected[token], abs=1e-4)
+        finite = {other: value for other, value in completion.top_logprobs[i] if value > -1000}
+        assert finite == pytest.approx(expected, abs=1e-4)
+
+
+async def test_sampling_follows_the_distribution(client, model):
+    count = 600
+    answers = await asyncio.gather(
+        *(client.generate(BASE, PROMPT, Sampling(max_tokens=1, seed=seed, temperature=2.0)) for seed in range(count))
+    )
+    drawn = torch.bincount(torch.tensor([a.token_ids[0] for a in answers]), minlength=97) / count
+    expected = (next_logits(model, PROMPT) / 2.0).softmax(-1)
+    worst = (drawn - expected).abs() / (expected * (1 - expected) / count).sqrt().clamp(min=1e-3)
+    assert worst.max() < 5  # standard errors; the seeds make this the same on every run
+
+
+async def test_stream_carries_the_same_completion(client):
+    sampling = Sampling(max_tokens=10, seed=11, top_logprobs=2)
+    whole = await client.generate(BASE, PROMPT, sampling)
+    deltas = await collect(client.stream(BASE, PROMPT, sampling))
+    assert len(deltas) > 1
+    assert join(deltas) == whole.token_ids
+    assert [p for d in deltas for p in d.logprobs] == pytest.approx(whole.logprobs, abs=1e-5)
+    assert [len(t) for d in deltas for t in d.top_logprobs] == [2] * 10
+    assert [d.finish_reason for d in deltas] == [None] * (len(deltas) - 1) + ["length"]
+
+
+async def test_stop_id_ends_the_completion_and_is_part_of_it(client):
+    free = await client.generate(BASE, PROMPT, Sampling(max_tokens=10, temperature=0.0))
+    stop = free.token_ids[4]
+    ended = await client.generate(BASE, PROMPT, Sampling(max_tokens=10, temperature=0.0, stop_token_ids=(stop,)))
+    assert ended.finish_reason == "stop"
+    assert ended.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+
+
+async def test_a_seed_gives_the_same_tokens_alone_and_in_a_crowd(client):
+    sampling = Sampling(max_tokens=20, seed=7)
+    alone = await client.generate(BASE, PROMPT, sampling)
+    crowd = await asyncio.gather(
+        client.generate(BASE, PROMPT, sampling),
+        *(client.generate(BASE, [*PROMPT, i], Sampling(max_tokens=5 + i, seed=i)) for i in range(12)),
+    )
+    assert crowd[0].token_ids == alone.token_ids
+    others = [(await client.generate(BASE, PROMPT, Sampling(max_tokens=20, seed=s))).token_ids for s in (8, 9)]
+    assert alone.token_ids not in others
+
+
+async def test_temperature_zero_is_a_value(client):
+    first, second = [await client.generate(BASE, PROMPT, Sampling(max_tokens=9, temperature=0.0)) for _ in range(2)]
+    assert first.token_ids == second.token_ids
+
+
+async def test_penalties_count_what_was_sampled(client, model):
+    completion = await client.generate(
+        BASE, PROMPT, Sampling(max_tokens=10, temperature=0.0, presence_penalty=1.5, frequency_penalty=0.5)
+    )
+    for i, (token, logprob, logits) in enumerate(per_token(model, PROMPT, completion)):
+        for seen in set(completion.token_ids[:i]):
+            logits[seen] -= 1.5 + 0.5 * completion.token_ids[:i].count(seen)
+        assert token == logits.argmax()
+        assert logprob == pytest.approx(logits.log_softmax(-1)[token].item(), abs=1e-4)
+
+
+async def test_repetition_penalty_counts_the_prompt_too(client, model):
+    completion = await client.generate(BASE, PROMPT, Sampling(max_tokens=6, temperature=0.0, repetition_penalty=1.7))
+    for i, (token, _, logits) in enumerate(per_token(model, PROMPT, completion)):
+        for seen in {*PROMPT, *completion.token_ids[:i]}:
+            logits[seen] = logits[seen] / 1.7 if logits[seen] > 0 else logits[seen] * 1.7
+        assert token == logits.argmax()
+
+
+async def test_closing_a_stream_frees_its_place(client):
+    stream = client.stream(BASE, PROMPT, LONG)
+    await anext(stream)
+    await stream.aclose()
+    await until(idle(client))
+
+
+async def test_cancelling_a_call_frees_its_place(client):
+    call = asyncio.ensure_future(client.generate(BASE, PROMPT, LONG))
+    await until(lambda: _not(idle(client)))
+    call.cancel()
+    await until(idle(client))
+
+
+async def _not(condition):
+    return not await condition()
+
+
+async def test_versions_side_by_side_in_one_batch(client, tiny_adapter):
+    paths = {"run/m@1": tiny_adapter("llama", 1), "run/m@2": tiny_adapter("llama", 2)}
+    for name, path in paths.items():
+        await client.load_adapter(name, path)
+    try:
+        assert {BASE, *paths} <= set(await client.models())
+        names = [BASE, *paths] * 3
+        sampling = Sampling(max_tokens=8, temperature=0.0)
+        answers = await asyncio.gather(*(client.generate(name, PROMPT, sampling) for name in names))
+        by_name = {name: answer.token_ids for name, answer in zip(names, answers, strict=True)}
+        assert all(answer.token_ids == by_name[name] for name, answer in zip(names, answers, strict=True))
+        assert len({tuple(tokens) for tokens in by_name.values()}) == 3
+        with pytest.raises(EngineError) as taken:
+            await client.load_adapter("run/m@1", paths["run/m@2"])
+        assert 400 <= taken.value.status < 500
+    finally:
+        for name in paths:
+            await client.unload_adapter(name)
+    assert not set(paths) & set(await client.models())
+    with pytest.raises(EngineError) as gone:
+        await client.generate("run/m@1", PROMPT, Sampling(max_tokens=1))
+    assert gone.value.status == 404
+
+
+async def test_a_request_finishes_on_the_adapter_it_started_with(client, tiny_adapter):
+    await client.load_adapter("run/old", tiny_adapter("llama", 1))
+    whole = await client.generate("run/old", PROMPT, Sampling(max_tokens=200, temperature=0.0))
+    stream = client.stream("run/old", PROMPT, Sampling(max_tokens=200, temperature=0.0))
+    deltas = [await anext(stream)]
+    await client.unload_adapter("run/old")
+    deltas += await collect(stream)
+    assert join(deltas) == whole.token_ids
+
+
+async def test_bad_adapters_are_refused(client, tmp_path, tiny_adapter):
+    (tmp_path / "adapter_config.json").write_text("{")
+    for path in (tmp_path / "missing", tmp_path):
+        with pytest.raises(EngineError) as refused:
+            await client.load_adapter("bad", path)
+        assert 400 <= refused.value.status < 500
+        assert str(path) in refused.value.message
+    with pytest.raises(EngineError) as unknown:
+        await client.unload_adapter("never-loaded")
+    assert unknown.value.status == 404
+
+
+async def test_pause_keep_freezes_and_resumes_in_mid_generation(client):
+    sampling = Sampling(max_tokens=300, temperature=0.0)
+    whole = await client.generate(BASE, PROMPT, sampling)
+    stream = client.stream(BASE, PROMPT, sampling)
+    tokens = join([await anext(stream)])
+    await client.pause("keep")
+    try:
+        assert await client.is_paused()
+        later = asyncio.ensure_future(client.generate(BASE, PROMPT, Sampling(max_tokens=2, temperature=0.0)))
+        rest = asyncio.ensure_future(collect(stream))
+        done, _ = await asyncio.wait({rest, later}, timeout=0.5)
+        assert not done
+        assert not await idle(client)()
+    finally:
+        await client.resume()
+    assert not await client.is_paused()
+    assert tokens + join(await rest) == whole.token_ids
+    assert (await later).token_ids == whole.token_ids[:2]
+
+
+async def test_pause_wait_lets_requests_finish(client):
+    call = asyncio.ensure_future(client.generate(BASE, PROMPT, Sampling(max_tokens=100, temperature=0.0)))
+    await until(lambda: _not(idle(client)))
+    await client.pause("wait")
+    try:
+        assert await idle(client)()
+        assert len((await asyncio.wait_for(call, WAIT_S)).token_ids) == 100
+    finally:
+        await client.resume()
+
+
+async def test_pause_abort_ends_requests(client):
+    call = asyncio.ensure_future(client.generate(BASE, PROMPT, LONG))
+    await until(lambda: _not(idle(client)))
+    await client.pause("abort")
+    try:
+        ended = await asyncio.wait_for(call, WAIT_S)
+        assert ended.finish_reason == "abort"
+        assert len(ended.token_ids) < LONG.max_tokens
+    finally:
+        await client.resume()
+
+
+async def test_sleep_and_wake_leave_answers_unchanged(client):
+    sampling = Sampling(max_tokens=300, temperature=0.0)
+    whole = await client.generate(BASE, PROMPT, sampling)
+    stream = client.stream(BASE, PROMPT, sampling)
+    tokens = join([await anext(stream)])
+    await client.pause("keep")
+    await client.sleep(1)
+    assert await client.is_sleeping()
+    await client.wake_up(["weights"])
+    await client.wake_up(["kv_cache"])
+    assert not await client.is_sleeping()
+    await client.resume()
+    assert tokens + join(await collect(stream)) == whole.token_ids
+
+
+async def test_bad_requests_name_the_reason(client):
+    with pytest.raises(EngineError, match="nobody") as unknown:
+        await client.generate("nobody", PROMPT, Sampling(max_tokens=1))
+    assert unknown.value.status == 404
+    with pytest.raises(EngineError, match="2048") as long:
+        await client.generate(BASE, [1] * 3000, Sampling(max_tokens=1))
+    assert long.value.status == 400
+    with pytest.raises(EngineError) as streamed:
+        await anext(client.stream("nobody", PROMPT, Sampling(max_tokens=1)))
+    assert streamed.value.status == 404
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"token_ids": "abc"}, "token_ids"),
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": [1, -5]}, "token_ids"),
+        ({"token_ids": [1, 10**6]}, "token_ids"),
+        ({"sampling_params": {"temperature": "hot"}}, "temperature"),
+        ({"sampling_params": {"temperature": -1}}, "temperature"),
+        ({"sampling_params": {"max_tokens": 0}}, "max_tokens"),
+        ({"sampling_params": {"top_p": 0}}, "top_p"),
+    ],
+)
+async def test_wrong_values_are_400(engine, change, field):
+    body = {"model": BASE, "token_ids": PROMPT, "sampling_params": {"max_tokens": 1}} | change
+    client = engine.client
+    with pytest.raises(EngineError, match=field) as refused:
+        await client._post("/inference/v1/generate", body)
+    assert refused.value.status in (400, 422)
+
+
+async def test_completion_ends_at_the_length_limit(client):
+    ended = await client.generate(BASE, [1] * 2040, Sampling(max_tokens=50))
+    assert ended.finish_reason == "length"
+    assert len(ended.token_ids) == 8
+
+
+async def test_only_our_key_opens(engine):
+    stranger = EngineClient(engine.client.base_url, "wrong")
+    for call in (stranger.models(), stranger.pause("keep"), stranger.generate(BASE, PROMPT, Sampling(max_tokens=1))):
+        with pytest.raises(EngineError) as refused:
+            await call
+        assert refused.value.status == 401
+    await stranger.close()
+    assert not await engine.client.is_paused()
+
+
+async def test_an_absent_engine_is_unreachable():
+    absent = EngineClient("http://127.0.0.1:9", "key")
+    with pytest.raises(EngineUnreachableError):
+        await absent.health()
+    with pytest.raises(EngineUnreachableError):
+        await anext(absent.stream(BASE, PROMPT, Sampling(max_tokens=1)))
+    await absent.close()
+
+
+async def test_more_requests_than_places(client):
+    calls = [client.generate(BASE, [i % 97, *PROMPT], Sampling(max_tokens=3, seed=i)) for i in range(60)]
+    answers = await asyncio.wait_for(asyncio.gather(*calls), WAIT_S)
+    assert all(len(a.token_ids) == 3 and all(math.isfinite(p) for p in a.logprobs) for a in answers)

@@ -1,0 +1,99 @@
+"""Starting, watching and ending an engine."""
+
+import asyncio
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from art_backend.inference.client import EngineUnreachableError
+from art_backend.inference.contract import Sampling
+from art_backend.inference.process import EngineProcess, EngineSettings
+from art_backend.process import DeadlineExceededError, ProcessDiedError
+
+LONG = Sampling(max_tokens=1500, temperature=0.0)
+
+
+@pytest.fixture
+def settings(tiny_model, tmp_path):
+    return EngineSettings(
+        model_path=tiny_model("llama"),
+        served_name="base",
+        log_path=tmp_path / "logs" / "engine.log",
+        dtype="float32",
+        threads=1,
+        kv_cache_mib=32,
+    )
+
+
+async def test_every_waiter_hears_of_a_killed_engine(settings):
+    engine = await EngineProcess.start(settings)
+    calls = [
+        asyncio.ensure_future(engine.guard(call, deadline_s=60, doing="sampling"))
+        for call in (
+            engine.client.generate("base", [1, 2], LONG),
+            engine.client.generate("base", [1, 3], LONG),
+            anext(_drained(engine.client.stream("base", [4], LONG))),
+        )
+    ]
+    unguarded = asyncio.ensure_future(engine.client.generate("base", [5], LONG))
+    await asyncio.sleep(0.3)
+    with engine.settings.log_path.open("a") as log:
+        log.write("last words\n")
+    os.kill(engine.pid, signal.SIGKILL)
+    killed = time.monotonic()
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(outcome, ProcessDiedError)
+        assert "SIGKILL" in str(outcome)
+        assert "last words" in str(outcome)
+    assert time.monotonic() - killed < 5
+    with pytest.raises(EngineUnreachableError):
+        await unguarded
+    assert not engine.alive
+    with pytest.raises(ProcessDiedError):
+        await engine.guard(engine.client.health(), deadline_s=5, doing="a health check")
+    await engine.stop()
+
+
+async def _drained(stream):
+    """Yields once, when the stream ends."""
+    async for _ in stream:
+        pass
+    yield None
+
+
+async def test_an_engine_that_does_not_answer_meets_the_deadline(settings):
+    engine = await EngineProcess.start(settings)
+    try:
+        await engine.client.pause("keep")
+        with pytest.raises(DeadlineExceededError, match=r"sampling within 0\.2 s"):
+            await engine.guard(engine.client.generate("base", [1], LONG), deadline_s=0.2, doing="sampling")
+        assert engine.alive
+    finally:
+        pid = engine.pid
+        await engine.stop()
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"kv_cache_mib": 0}, "--max-model-len"),
+        ({"max_model_len": 10**6}, "2048 positions"),
+    ],
+)
+async def test_a_start_that_fails_says_why(settings, change, reason):
+    with pytest.raises(ProcessDiedError, match=reason):
+        await EngineProcess.start(EngineSettings(**{**vars(settings), **change}))
+
+
+async def test_a_missing_model_is_named(settings, tmp_path):
+    with pytest.raises(ProcessDiedError, match=r"Cannot serve .*nowhere"):
+        await EngineProcess.start(EngineSettings(**{**vars(settings), "model_path": tmp_path / "nowhere"}))
+
+
+async def test_the_start_is_capped(settings):
+    with pytest.raises(DeadlineExceededError, match=r"start-up within 0\.05 s"):
+        await EngineProcess.start(EngineSettings(**{**vars(settings), "start_timeout_s": 0.05}))

@@ -1,0 +1,74 @@
+"""The engine against plain transformers and PEFT, in fp32."""
+
+import random
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+TOLERANCE = 5e-5
+
+
+def prompts(count, seed=0, longest=100):
+    draw = random.Random(seed)
+    return [[draw.randrange(97) for _ in range(draw.randint(1, longest))] for _ in range(count)]
+
+
+def reference(model, prompt, token_ids):
+    """Log-probabilities of ``token_ids`` after ``prompt``, and what greedy decoding would have chosen, by one plain forward pass."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + token_ids])).logits[0, len(prompt) - 1 : -1]
+    logprobs = logits.log_softmax(-1)
+    return logprobs[range(len(token_ids)), token_ids].tolist(), logits.argmax(-1).tolist()
+
+
+def check(model, prompt, completion):
+    logprobs, greedy = reference(model, prompt, completion.token_ids)
+    assert completion.token_ids == greedy
+    assert completion.logprobs == pytest.approx(logprobs, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+def test_batch_of_any_lengths_equals_plain_transformers(make_engine, tiny_model, family):
+    driver = make_engine(family)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model(family)).eval()
+    batch = prompts(12)
+    outputs = [driver.submit(prompt, max_tokens=20)[1] for prompt in batch]
+    driver.run()
+    for prompt, (delta,) in zip(batch, outputs, strict=True):
+        check(model, prompt, delta)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_adapters_side_by_side_equal_peft(make_engine, tiny_model, tiny_adapter, family):
+    driver = make_engine(family)
+    paths = {
+        "m@1": tiny_adapter(family, 1),
+        "m@2": tiny_adapter(family, 2, target_modules=["q_proj", "v_proj", "down_proj"], use_rslora=True),
+        "m@3": tiny_adapter(family, 3, rank_pattern={"q_proj": 2}, alpha_pattern={"layers.1.mlp.up_proj": 3}),
+    }
+    for name, path in paths.items():
+        driver.load(name, path)
+    batch = prompts(8, seed=1, longest=40)
+    names = ["base", *paths] * 2
+    outputs = [driver.submit(p, max_tokens=12, model=n)[1] for p, n in zip(batch, names, strict=True)]
+    driver.run()
+    answers = set()
+    for prompt, name, (delta,) in zip(batch, names, outputs, strict=True):
+        model = AutoModelForCausalLM.from_pretrained(tiny_model(family))
+        if name != "base":
+            model = PeftModel.from_pretrained(model, paths[name])
+        check(model.eval(), prompt, delta)
+        answers.add(tuple(driver.generate(batch[0], model=name).token_ids))
+    assert len(answers) == 4  # every adapter changes what is sampled
+
+
+def test_long_prompts_are_cut_into_chunks(make_engine, tiny_model):
+    driver = make_engine(token_budget=7)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model("llama")).eval()
+    batch = prompts(5, seed=2)
+    outputs = [driver.submit(prompt, max_tokens=10)[1] for prompt in batch]
+    driver.run()
+    for prompt, (delta,) in zip(batch, outputs, strict=True):
+        check(model, prompt, delta)
