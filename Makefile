@@ -42,6 +42,7 @@ format: setup  ## Format the code
 
 bench: setup  ## Run the quick benchmarks
 	$(BIN)/python -m benchmarks.inference --quick
+	$(BIN)/python -m benchmarks.training --quick
 
 clean:  ## Remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
