@@ -152,13 +152,12 @@ class _BranchAttention(torch.autograd.Function):
             g = _fold(grad_output, block, key.shape[0])
             weights = _attend(q, k, block, ctx.scale)
             _accumulate(grad_value, block, torch.bmm(weights.to(g.dtype).transpose(1, 2), g))
-            # dS = P · (dP − Σ P·dP) · scale
+            # dS = P · (dP − Σ P·dP); the scale is applied to what is made of it, which is smaller
             grad_scores = exact.batched(g, v).mul_(weights)
-            grad_scores.sub_(weights.mul_(grad_scores.sum(-1, keepdim=True))).mul_(ctx.scale)
-            grad_scores = grad_scores.to(q.dtype)
-            _unfold(grad_query, block, torch.bmm(grad_scores, k))
+            grad_scores = grad_scores.sub_(weights.mul_(grad_scores.sum(-1, keepdim=True))).to(q.dtype)
+            _unfold(grad_query, block, torch.bmm(grad_scores, k).mul_(ctx.scale))
             _accumulate(grad_key, block, torch.bmm(grad_scores.transpose(1, 2), q))
-        return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None, None
+        return grad_query, grad_key.mul_(ctx.scale).to(key.dtype), grad_value.to(value.dtype), None, None
 
 
 def _attend(q: Tensor, k: Tensor, block: QueryBlock, scale: float) -> Tensor:
