@@ -44,10 +44,10 @@ class DemoOptions:
 
     output: Path
     seed: int = 1
-    steps: int = 12
-    groups: int = 8
+    steps: int = 16
+    groups: int = 16
     """Opponents per step."""
-    group_size: int = 16
+    group_size: int = 8
     """Games against each of them."""
     learning_rate: float = 3e-4
     episodes: int = 200
