@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from art.wire import RolloutKind
 from art_backend.gateway.ports import ServedModel
-from art_backend.gateway.render import Message, Tools
+from art_backend.gateway.sources import Source
 from art_backend.gateway.tree import Tree
 from art_backend.store.captures import CaptureStore
 
@@ -35,13 +35,11 @@ class AmbientRollouts:
         self._captures = captures
         self._recent: dict[tuple[str, str], deque[_Ambient]] = {}
 
-    def find(
-        self, model: ServedModel, step: int | None, messages: list[Message], tools: Tools | None
-    ) -> tuple[str, Tree]:
-        """The rollout, and its tree, that knows most of the conversation; the newest if none knows any of it."""
+    def find(self, model: ServedModel, step: int | None, source: Source) -> tuple[str, Tree]:
+        """The rollout, and its tree, that knows most of what is said; the newest if none knows any of it."""
         recent = self._recent.setdefault((model.project, model.name), deque(maxlen=RECENT))
         version = model.step if step is None else step
-        known = [(ambient.tree.known_messages(messages, tools), ambient) for ambient in recent]
+        known = [(source.depth(ambient.tree), ambient) for ambient in recent]
         best, ambient = max(known, key=lambda pair: pair[0], default=(0, None))
         if ambient is None or not best:
             ambient = next((a for a in recent if a.version == version and a.tree.size < MAX_IDS), None)

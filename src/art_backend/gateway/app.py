@@ -11,7 +11,9 @@ from fastapi.responses import JSONResponse, Response
 
 from art_backend.errors import BadRequestError, ServiceError
 from art_backend.gateway.chat import CHAT
+from art_backend.gateway.completions import COMPLETIONS
 from art_backend.gateway.keys import read_key
+from art_backend.gateway.messages import MESSAGES, read_count
 from art_backend.gateway.ports import Identity, ModelDirectory
 from art_backend.gateway.responding import ErrorResponse, EventResponse, Surface, WholeResponse, tell
 from art_backend.gateway.turns import TurnTaker
@@ -21,6 +23,14 @@ KEEP_ALIVE_S = 10.0
 """A waiting caller never hears nothing for longer."""
 
 MAX_BODY_BYTES = 64 * 2**20
+
+
+_SURFACES = (
+    ("chat/completions", CHAT, "OpenAI chat completions."),
+    ("completions", COMPLETIONS, "OpenAI completions: text or token ids."),
+    ("messages", MESSAGES, "Anthropic messages."),
+    ("v1/messages", MESSAGES, "Anthropic messages, for clients that append the version to a URL that has it."),
+)
 
 
 class Identify(Protocol):
@@ -67,8 +77,21 @@ def build_gateway(
             {"object": "list", "data": [{"id": n, "object": "model", "created": 0, "owned_by": "art"} for n in names]}
         )
 
+    async def count_tokens(request: Request, rollout: str | None = None) -> Response:
+        """Anthropic's count of tokens: how long the prompt of a message would be. Nothing is sampled or captured."""
+        try:
+            identity = identify(read_key(request.headers), rollout)
+            call = read_count(parse_body(await _read_body(request)))
+            return JSONResponse({"input_tokens": taker.count(identity, call)})
+        except RecursionError:
+            return ErrorResponse(MESSAGES, BadRequestError("The body is nested too deeply."))
+        except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
+            return ErrorResponse(MESSAGES, tell(error))
+
     for prefix in ("/v1", "/r/{rollout}/v1"):
-        router.add_api_route(f"{prefix}/chat/completions", endpoint(CHAT, "OpenAI chat completions."), methods=["POST"])
+        for path, surface, summary in _SURFACES:
+            router.add_api_route(f"{prefix}/{path}", endpoint(surface, summary), methods=["POST"])
+        router.add_api_route(f"{prefix}/messages/count_tokens", count_tokens, methods=["POST"])
         router.add_api_route(f"{prefix}/models", list_models, methods=["GET"])
     return router
 

@@ -11,12 +11,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from art_backend.errors import BadRequestError, ServiceError
-from art_backend.gateway.messages import read_messages, read_tools
+from art_backend.gateway.answers import Answer, Call, Completed, TopLogprobs
+from art_backend.gateway.chat_messages import read_messages, read_tools
 from art_backend.gateway.parse import ParsedMessage, ParsedToolCall
 from art_backend.gateway.ports import ServedModel
 from art_backend.gateway.responding import Surface
 from art_backend.gateway.sampling import plan_sampling
-from art_backend.gateway.turns import Answer, Call, Completed, TopLogprobs
+from art_backend.gateway.sources import Conversation
 
 _TYPES = {
     400: "invalid_request_error",
@@ -49,11 +50,11 @@ def read_call(body: dict[str, Any]) -> Call:
         raise BadRequestError("stream_options: must be an object.", param="stream_options")
     return Call(
         model_name=read_model(body),
-        messages=read_messages(body.get("messages")),
-        tools=read_tools(body.get("tools")),
+        sources=[
+            Conversation(read_messages(body.get("messages")), read_tools(body.get("tools")), tool_choice != "none")
+        ],
         plan=plan_sampling(body),
         stream=read_stream(body),
-        parse_calls=tool_choice != "none",
         include_usage=bool((options or {}).get("include_usage")),
     )
 
@@ -74,7 +75,7 @@ def read_stream(body: dict[str, Any]) -> bool:
 
 def write_whole(answer: Answer) -> bytes:
     """The ``chat.completion`` object."""
-    return _json(
+    return write_json(
         {
             **_head(answer, "chat.completion"),
             "choices": [
@@ -100,7 +101,7 @@ async def write_events(answer: Answer) -> AsyncIterator[bytes]:
     if answer.call.include_usage:
         head["usage"] = None
     begun: set[int] = set()
-    calls = [0] * answer.call.plan.n
+    calls = [0] * answer.call.choices
     async for index, news in answer.follow():
         choice: dict[str, Any] = {"index": index, "delta": {}, "logprobs": None, "finish_reason": None}
         if index not in begun:
@@ -130,7 +131,7 @@ def write_error(error: ServiceError) -> bytes:
         "param": error.param,
         "code": error.code.value,
     }
-    return _json({"error": body})
+    return write_json({"error": body})
 
 
 def write_error_event(error: ServiceError) -> bytes:
@@ -138,7 +139,7 @@ def write_error_event(error: ServiceError) -> bytes:
 
 
 def write_event(data: dict[str, Any]) -> bytes:
-    return b"data: " + _json(data) + b"\n\n"
+    return b"data: " + write_json(data) + b"\n\n"
 
 
 def write_usage(answer: Answer) -> dict[str, int]:
@@ -204,7 +205,7 @@ def _tool_call(call: ParsedToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _json(value: Any) -> bytes:
+def write_json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 

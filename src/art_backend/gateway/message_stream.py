@@ -22,8 +22,9 @@ class TextMessageStream:
         self._parser = parser
 
     @property
-    def stopped(self) -> bool:
-        return self._stops.stopped
+    def stopped(self) -> str | None:
+        """The stop string that is complete."""
+        return self._stops.matched
 
     def feed(self, ids: Sequence[int]) -> ParsedMessage:
         return self._parser.feed(self._stops.feed(self._text.feed(ids)))
@@ -59,8 +60,9 @@ class KnownMessageStream:
         self._given = ParsedMessage()
 
     @property
-    def stopped(self) -> bool:
-        return self._stops.stopped
+    def stopped(self) -> str | None:
+        """The stop string that is complete."""
+        return self._stops.matched
 
     def feed(self, ids: Sequence[int]) -> ParsedMessage:
         self._ids.extend(ids)

@@ -1,113 +1,287 @@
-"""From the many ways of writing a chat message to one: what the tree compares and templates render."""
+"""Anthropic messages, plain and streaming, and its count of tokens.
+
+A message carries ``art: {turn, rollout, policy_version}``; in a stream the ``message_delta`` event does.
+"""
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
-from art_backend.errors import BadRequestError
+from art_backend.errors import BadRequestError, ServiceError
+from art_backend.gateway.answers import Answer, Call, Completed
+from art_backend.gateway.chat import read_model, read_stream, write_json
+from art_backend.gateway.chat_messages import join_text
+from art_backend.gateway.parse import ParsedMessage, ParsedToolCall
 from art_backend.gateway.render import Message
+from art_backend.gateway.responding import Surface
+from art_backend.gateway.sampling import plan_sampling
+from art_backend.gateway.sources import Conversation
 
-_ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-    "function": "tool",
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
 }
+_NAMES = {"stop": "stop_sequences"}
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def read_messages(value: Any) -> list[Message]:
-    """Normalise the ``messages`` of a chat request. Keys that no template needs are left out.
+class ThreadUnsupportedError(BadRequestError):
+    """History that stays on the server is not kept; clients fall back to sending it."""
+
+
+def read_call(body: dict[str, Any]) -> Call:
+    """Normalise the body of a messages request.
 
     Raises:
-        BadRequestError: A message has a wrong type or value; the error names it.
+        BadRequestError: A field has a wrong type or value; the message names it.
     """
-    if not isinstance(value, list) or not value:
+    call = read_count(body)
+    if body.get("max_tokens") is None:
+        raise BadRequestError("max_tokens: Field required.", param="max_tokens")
+    stop = body.get("stop_sequences")
+    if stop is not None and not isinstance(stop, list):
+        raise BadRequestError("stop_sequences: must be a list of strings.", param="stop_sequences")
+    fields = {name: body.get(name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
+    call.plan = plan_sampling({**fields, "stop": stop}, _NAMES)
+    call.stream = read_stream(body)
+    return call
+
+
+def read_count(body: dict[str, Any]) -> Call:
+    """Normalise the body of a count: what a request says, without how it is sampled."""
+    if body.get("thread") is not None:
+        raise ThreadUnsupportedError("thread: is not supported; send the whole history.", param="thread")
+    choice = body.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind not in (None, "auto", "none"):
+        raise BadRequestError(
+            "tool_choice: this engine cannot force a tool call; use 'auto' or 'none'.", param="tool_choice"
+        )
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
         raise BadRequestError("messages: must be a non-empty list.", param="messages")
-    return [_read_message(message, f"messages.{i}") for i, message in enumerate(value)]
+    read: list[Message] = []
+    if system := join_text(body.get("system"), "system"):
+        read.append({"role": "system", "content": system})
+    for i, message in enumerate(messages):
+        read += _read_message(message, f"messages.{i}")
+    source = Conversation(read, _read_tools(body.get("tools")), kind != "none")
+    return Call(read_model(body), [source], plan_sampling({}), stream=False)
 
 
-def read_tools(value: Any) -> list[dict[str, Any]] | None:
-    """Check the ``tools`` of a chat request; an empty list is the same as none.
-
-    Raises:
-        BadRequestError: A tool has a wrong shape; the error names it.
-    """
-    if value is None:
-        return None
-    if not isinstance(value, list):
-        raise BadRequestError("tools: must be a list.", param="tools")
-    for i, tool in enumerate(value):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or tool.get("type", "function") != "function":
-            raise BadRequestError(
-                f"tools.{i}: must be an object with type 'function' and a 'function' object.", param=f"tools.{i}"
-            )
-        if not isinstance(function.get("name"), str) or not function["name"]:
-            where = f"tools.{i}.function.name"
-            raise BadRequestError(f"{where}: must be a non-empty string.", param=where)
-        if not isinstance(function.get("parameters", {}), dict | None):
-            where = f"tools.{i}.function.parameters"
-            raise BadRequestError(f"{where}: must be an object.", param=where)
-    return value or None
-
-
-def _read_message(message: Any, where: str) -> Message:
+def _read_message(message: Any, where: str) -> list[Message]:
     if not isinstance(message, dict):
         raise BadRequestError(f"{where}: must be an object.", param=where)
-    role = message.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise BadRequestError(f"{where}.role: must be one of {', '.join(_ROLES)}.", param=f"{where}.role")
-    result: Message = {"role": _ROLES[role], "content": join_text(message.get("content"), f"{where}.content")}
-    if role == "assistant":
-        if calls := message.get("tool_calls"):
-            result["tool_calls"] = _read_calls(calls, f"{where}.tool_calls")
-        reasoning = message.get("reasoning_content")
-        if isinstance(reasoning, str) and reasoning:
-            result["reasoning_content"] = reasoning
-    elif result["role"] == "tool" and isinstance(message.get("tool_call_id"), str):
-        result["tool_call_id"] = message["tool_call_id"]
-    return result
-
-
-def join_text(content: Any, where: str) -> str:
-    """Join text parts; null, missing and empty are the same.
-
-    Raises:
-        BadRequestError: Something else than text.
-    """
-    if content is None:
-        return ""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise BadRequestError(f"{where}.role: must be 'user' or 'assistant'.", param=f"{where}.role")
     if isinstance(content, str):
-        return content
+        return [{"role": role, "content": content}]
     if not isinstance(content, list):
-        raise BadRequestError(f"{where}: must be a string, null or a list of parts.", param=where)
-    texts: list[str] = []
-    for i, part in enumerate(content):
-        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
-        if not isinstance(text, str):
-            raise BadRequestError(f"{where}.{i}: only text parts are supported by this model.", param=f"{where}.{i}")
-        texts.append(text)
-    return "".join(texts)
+        raise BadRequestError(f"{where}.content: must be a string or a list of blocks.", param=f"{where}.content")
+    blocks = [_check_block(block, f"{where}.content.{i}") for i, block in enumerate(content)]
+    return [_read_assistant(blocks)] if role == "assistant" else _read_others(role, blocks)
 
 
-def _read_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(calls, list):
-        raise BadRequestError(f"{where}: must be a list.", param=where)
-    result: list[dict[str, Any]] = []
-    for i, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BadRequestError(f"{where}.{i}: needs a function with a name.", param=f"{where}.{i}")
-        arguments = function.get("arguments")
-        if not isinstance(arguments, str):
-            arguments = json.dumps({} if arguments is None else arguments)
-        call_id = call.get("id")
-        result.append(
-            {
-                "id": call_id if isinstance(call_id, str) else "",
-                "type": "function",
-                "function": {"name": function["name"], "arguments": arguments},
-            }
-        )
-    return result
+def _check_block(block: Any, where: str) -> dict[str, Any]:
+    wanted = {
+        "text": {"text": str},
+        "thinking": {"thinking": str},
+        "redacted_thinking": {},
+        "tool_use": {"id": str, "name": str, "input": dict},
+        "tool_result": {"tool_use_id": str},
+    }
+    kind = block.get("type") if isinstance(block, dict) else None
+    if not isinstance(kind, str) or kind not in wanted:
+        raise BadRequestError(f"{where}.type: must be one of {', '.join(wanted)}.", param=f"{where}.type")
+    for name, expected in wanted[kind].items():
+        if not isinstance(block.get(name), expected):
+            raise BadRequestError(f"{where}.{name}: must be of type {expected.__name__}.", param=f"{where}.{name}")
+    if kind == "tool_result":
+        return {**block, "content": join_text(block.get("content"), f"{where}.content")}
+    return block
+
+
+def _read_assistant(blocks: list[dict[str, Any]]) -> Message:
+    message: Message = {"role": "assistant", "content": "".join(b["text"] for b in blocks if b["type"] == "text")}
+    if reasoning := "".join(block["thinking"] for block in blocks if block["type"] == "thinking"):
+        message["reasoning_content"] = reasoning
+    calls = [
+        {
+            "id": block["id"],
+            "type": "function",
+            "function": {"name": block["name"], "arguments": json.dumps(block["input"], ensure_ascii=False)},
+        }
+        for block in blocks
+        if block["type"] == "tool_use"
+    ]
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _read_others(role: str, blocks: list[dict[str, Any]]) -> list[Message]:
+    """Results of tools become messages of their own; text around them stays together."""
+    messages: list[Message] = []
+    for block in blocks:
+        if block["type"] == "tool_result":
+            messages.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": block["content"]})
+        elif block["type"] == "text":
+            if messages and messages[-1]["role"] == role:
+                messages[-1]["content"] += block["text"]
+            else:
+                messages.append({"role": role, "content": block["text"]})
+    return messages or [{"role": role, "content": ""}]
+
+
+def _read_tools(tools: Any) -> list[dict[str, Any]] | None:
+    if tools is None:
+        return None
+    if not isinstance(tools, list):
+        raise BadRequestError("tools: must be a list.", param="tools")
+    read: list[dict[str, Any]] = []
+    for i, tool in enumerate(tools):
+        if not isinstance(tool, dict) or tool.get("type", "custom") not in ("custom", None):
+            raise BadRequestError(f"tools.{i}: only tools that the caller runs are supported.", param=f"tools.{i}")
+        for name, expected in (("name", str), ("input_schema", dict)):
+            if not isinstance(tool.get(name), expected) or not tool[name]:
+                where = f"tools.{i}.{name}"
+                raise BadRequestError(f"{where}: must be a non-empty {expected.__name__}.", param=where)
+        function = {
+            "name": tool["name"],
+            "description": tool.get("description") or "",
+            "parameters": tool["input_schema"],
+        }
+        read.append({"type": "function", "function": function})
+    return read or None
+
+
+def write_whole(answer: Answer) -> bytes:
+    """The ``message`` object."""
+    (one,) = answer.completed
+    return write_json(
+        {
+            **_head(answer),
+            "content": _blocks(one.message),
+            "stop_reason": _stop_reason(one),
+            "stop_sequence": one.stop_string,
+            "usage": _usage(answer, len(one.ids)),
+            "art": one.reference(),
+        }
+    )
+
+
+async def write_events(answer: Answer) -> AsyncIterator[bytes]:
+    """The events of a streamed message."""
+    started = False
+    writer = _BlockWriter()
+    async for _, news in answer.follow():
+        if not started:
+            started = True
+            message = {**_head(answer), "content": [], "stop_reason": None, "stop_sequence": None}
+            yield _event("message_start", message={**message, "usage": _usage(answer, 0)})
+        if isinstance(news, Completed):
+            for event in writer.close():
+                yield event
+            delta = {"stop_reason": _stop_reason(news), "stop_sequence": news.stop_string}
+            yield _event("message_delta", delta=delta, usage=_usage(answer, len(news.ids)), art=news.reference())
+        else:
+            for event in writer.write(news.message):
+                yield event
+    yield _event("message_stop")
+
+
+class _BlockWriter:
+    """Writes parts of a message as blocks that open and close."""
+
+    def __init__(self) -> None:
+        self._index = -1
+        self._open: str | None = None
+
+    def write(self, part: ParsedMessage) -> list[bytes]:
+        events: list[bytes] = []
+        if part.reasoning:
+            events += self._switch("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            events.append(self._delta({"type": "thinking_delta", "thinking": part.reasoning}))
+        if part.content:
+            events += self._switch("text", {"type": "text", "text": ""})
+            events.append(self._delta({"type": "text_delta", "text": part.content}))
+        for call in part.tool_calls:
+            events += self.close()
+            events += self._switch("tool_use", {**_tool_use(call), "input": {}})
+            events.append(self._delta({"type": "input_json_delta", "partial_json": call.arguments}))
+        return events
+
+    def close(self) -> list[bytes]:
+        if self._open is None:
+            return []
+        self._open = None
+        return [_event("content_block_stop", index=self._index)]
+
+    def _switch(self, kind: str, block: dict[str, Any]) -> list[bytes]:
+        if self._open == kind:
+            return []
+        events = self.close()
+        self._open = kind
+        self._index += 1
+        return [*events, _event("content_block_start", index=self._index, content_block=block)]
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", index=self._index, delta=delta)
+
+
+def _blocks(message: ParsedMessage) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if message.reasoning:
+        blocks.append({"type": "thinking", "thinking": message.reasoning, "signature": ""})
+    if message.content:
+        blocks.append({"type": "text", "text": message.content})
+    return blocks + [_tool_use(call) for call in message.tool_calls]
+
+
+def _tool_use(call: ParsedToolCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
+
+
+def _stop_reason(one: Completed) -> str:
+    if one.overflow:
+        return "model_context_window_exceeded"
+    if one.stop_string is not None and one.finish_reason == "stop":
+        return "stop_sequence"
+    return _STOP_REASONS[one.finish_reason]
+
+
+def _head(answer: Answer) -> dict[str, Any]:
+    model = answer.call.model_name
+    return {"id": f"msg_{answer.turn_ids[0]}", "type": "message", "role": "assistant", "model": model}
+
+
+def _usage(answer: Answer, sampled: int) -> dict[str, int]:
+    return {"input_tokens": answer.prompt_tokens, "output_tokens": sampled}
+
+
+def _event(kind: str, **data: Any) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + write_json({"type": kind, **data}) + b"\n\n"
+
+
+def write_error(error: ServiceError) -> bytes:
+    """Anthropic's error object."""
+    return write_json(_error(error))
+
+
+def write_error_event(error: ServiceError) -> bytes:
+    return b"event: error\ndata: " + write_error(error) + b"\n\n"
+
+
+def _error(error: ServiceError) -> dict[str, Any]:
+    body: dict[str, Any] = {"type": _TYPES.get(error.status, "api_error"), "message": error.message}
+    if isinstance(error, ThreadUnsupportedError):
+        body["details"] = {"error_code": "thread_unsupported_request"}
+    return {"type": "error", "error": body}
+
+
+MESSAGES = Surface("messages", read_call, write_whole, write_events, write_error, write_error_event)

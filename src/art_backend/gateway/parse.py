@@ -47,12 +47,13 @@ class TextParser:
     Args:
         calls: Whether tools were offered; without them a call is text.
         thinking: Whether the prompt itself opened the reasoning.
+        plain: Whether all of the text is words.
     """
 
-    def __init__(self, *, calls: bool, thinking: bool = False) -> None:
+    def __init__(self, *, calls: bool, thinking: bool = False, plain: bool = False) -> None:
         self._calls = calls
         self._state: Literal["start", "before_reasoning", "reasoning", "after_reasoning", "content", "call"] = (
-            "before_reasoning" if thinking else "start"
+            "content" if plain else "before_reasoning" if thinking else "start"
         )
         self._held = ""
         self._gap = ""
@@ -186,16 +187,22 @@ class StopScanner:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._held = ""
-        self.stopped = False
+        self.matched: str | None = None
+        """The stop string that was found."""
+
+    @property
+    def stopped(self) -> bool:
+        return self.matched is not None
 
     def feed(self, text: str) -> str:
         """Take more text; return what certainly stands before any stop string."""
         if self.stopped or not self._stops:
             return "" if self.stopped else text
         self._held += text
-        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
-        self.stopped = bool(found)
-        end = min(found) if found else len(self._held) - max(overlap(self._held, stop) for stop in self._stops)
+        found = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            self.matched = min(found)[1]
+        end = min(found)[0] if found else len(self._held) - max(overlap(self._held, stop) for stop in self._stops)
         certain, self._held = self._held[:end], self._held[end:]
         return certain
 

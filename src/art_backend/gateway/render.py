@@ -152,6 +152,10 @@ class ChatRenderer:
         message.extend(parser.finish())
         return message
 
+    def stream_text(self, stops: Sequence[str] = ()) -> TextMessageStream:
+        """Decode a completion while it is sampled, without looking for reasoning or calls in it."""
+        return TextMessageStream(TextStream(self.detokenizer), TextParser(calls=False, plain=True), stops)
+
     def stream(
         self, prompt: Sequence[int], tools: Tools | None = None, stops: Sequence[str] = ()
     ) -> TextMessageStream | KnownMessageStream:
@@ -167,6 +171,10 @@ class ChatRenderer:
 
     def encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_text(self, text: str, beginning: bool) -> list[int]:
+        """Ids of plain text, with what the tokenizer puts at the beginning of every text."""
+        return self._backend.encode(text, add_special_tokens=beginning).ids
 
     def _find_close(self) -> int | None:
         """The added token that the template writes right after an assistant's words."""

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from art_backend.errors import EngineFailedError, ServiceError
-from art_backend.gateway.turns import Answer, Call
+from art_backend.gateway.answers import Answer, Call
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from art_backend.store.captures import CaptureStore
 
 
 def build_rollouts(
-    captures: CaptureStore, require_service: Callable[..., None], require_model: Callable[[str, str], Any]
+    captures: CaptureStore, require_service: Callable[..., Any], require_model: Callable[[str, str], Any]
 ) -> APIRouter:
     """Return the router.
 

@@ -104,6 +104,15 @@ class Turn:
     def path_ids(self) -> "array[int]":
         return self.prompt.path_ids() + self.ids
 
+    def path_messages(self) -> list[Message]:
+        """The conversation up to here, this turn's message included."""
+        pieces: list[list[Message]] = []
+        turn: Turn | None = self
+        while turn is not None:
+            pieces.append([*turn.prompt.messages, turn.message])
+            turn = turn.prompt.parent
+        return [message for piece in reversed(pieces) for message in piece]
+
     def ancestors(self) -> "list[Turn]":
         """Turns whose ids stand whole on the path to this one, oldest first, this one last."""
         path: list[Turn] = [self]
@@ -127,6 +136,42 @@ class Sampled:
     sampling: dict[str, Any]
     untrainable: str | None
     finish_reason: str
+    id: str
+    digest: Digest | None = None
+    """Place after it, where that is not told by the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainText:
+    """A prompt that was written as a whole: text, or ids."""
+
+    kind: bytes
+    content: bytes
+    """UTF-8, or the ids as 32-bit integers."""
+    tokenise: Callable[[str, bool], list[int]]
+    """Text to ids; the second argument tells whether it is the beginning."""
+
+    @property
+    def is_ids(self) -> bool:
+        return self.kind == b"ids"
+
+    @property
+    def shown(self) -> Any:
+        return self.shown_from(0)
+
+    def shown_from(self, start: int) -> Any:
+        """What is kept of it to be looked at."""
+        return array("i", self.content[start:]).tolist() if self.is_ids else self.content[start:].decode()
+
+    def encode(self, start: int) -> list[int]:
+        """Ids of the content from byte ``start`` on."""
+        shown = self.shown_from(start)
+        return shown if self.is_ids else self.tokenise(shown, start == 0)
+
+    def extended(self, ids: Sequence[int], text: str) -> tuple[Digest, int]:
+        """The place after a completion, and the bytes up to there."""
+        content = self.content + (array("i", ids).tobytes() if self.is_ids else text.encode())
+        return hashlib.blake2b(self.kind + content, digest_size=16).digest(), len(content)
 
 
 @dataclass(eq=False)
@@ -141,6 +186,8 @@ class Tree:
     _ends: dict[Digest, Turn] = field(default_factory=dict[Digest, Turn])
     _calls: dict[Digest, Turn] = field(default_factory=dict[Digest, Turn])
     """Turns by the place before them and the ids of their calls."""
+    _text_ends: set[int] = field(default_factory=set[int])
+    """Bytes after which turns of prompts without messages end."""
 
     def place(self, messages: Sequence[Message], tools: Tools | None, renderer: ChatRenderer) -> Prompt:
         """Find or make the prompt of ``messages``. A new one joins the tree with its first turn.
@@ -158,13 +205,51 @@ class Tree:
         added = list(messages[known_messages:])
         if turn is None:
             ids = array("i", renderer.render(messages, tools))
-            return Prompt(_new_id("p"), None, 0, ids, chain[-1], added, list(tools) if tools else None)
+            return Prompt(new_id("p"), None, 0, ids, chain[-1], added, list(tools) if tools else None)
         extension = renderer.bridge(turn.prompt.path_ids().tolist(), turn.ids.tolist(), added, tools)
         if extension is not None:
-            return Prompt(_new_id("p"), turn, turn.length, array("i", extension), chain[-1], added)
+            return Prompt(new_id("p"), turn, turn.length, array("i", extension), chain[-1], added)
         ids = array("i", renderer.render(messages, tools))
         keep = common_prefix(turn.path_ids(), ids)
-        return Prompt(_new_id("p"), turn, keep, ids[keep:], chain[-1], added)
+        return Prompt(new_id("p"), turn, keep, ids[keep:], chain[-1], added)
+
+    def place_text(self, text: PlainText) -> Prompt:
+        """Find or make the prompt of a text, or of ids, that the caller wrote as a whole.
+
+        The longest beginning that was served before is extended. An id without text that ended it, such as the end of a
+        turn, is left behind where the caller's text does not have it.
+        """
+        ends, whole = self._walk_text(text)
+        if known := self._by_place.get(whole):
+            return known
+        added = [{"role": "text", "content": text.shown}]
+        if not ends:
+            return Prompt(new_id("p"), None, 0, array("i", text.encode(0)), whole, added)
+        end, turn = ends[-1]
+        ids = array("i", text.encode(end))
+        silent = turn.ids[len(turn.ids) - turn.message["silent"] :]
+        keep = turn.length - len(silent)
+        if silent and text.is_ids and ids[: len(silent)] == silent:
+            keep, ids = turn.length, ids[len(silent) :]
+        added = [{"role": "text", "content": text.shown_from(end)}]
+        return Prompt(new_id("p"), turn, keep, ids, whole, added)
+
+    def known_text(self, text: PlainText) -> int:
+        """Bytes of the text up to the end of the last turn in it that was sampled here; 0 if none was."""
+        ends, _ = self._walk_text(text)
+        return ends[-1][0] if ends else 0
+
+    def _walk_text(self, text: PlainText) -> tuple[list[tuple[int, Turn]], Digest]:
+        """Turns that end within a text, by the bytes before their end, and the place at its end."""
+        state = hashlib.blake2b(text.kind, digest_size=16)
+        done, ends = 0, list[tuple[int, Turn]]()
+        for end in sorted(end for end in self._text_ends if end <= len(text.content)):
+            state.update(text.content[done:end])
+            done = end
+            if turn := self._ends.get(state.digest()):
+                ends.append((end, turn))
+        state.update(text.content[done:])
+        return ends, state.digest()
 
     def known_messages(self, messages: Sequence[Message], tools: Tools | None) -> int:
         """How many messages there are up to the last that is known to have been sampled here; 0 if none was."""
@@ -192,11 +277,11 @@ class Tree:
             prompt = known  # a concurrent call of the same messages was first
         turns = [
             Turn(
-                id=_new_id("t"),
+                id=sampled.id,
                 prompt=prompt,
                 ids=sampled.ids,
                 logprobs=sampled.logprobs,
-                digest=extend_digest(prompt.digest, sampled.message),
+                digest=sampled.digest or extend_digest(prompt.digest, sampled.message),
                 message=sampled.message,
                 policy_version=sampled.policy_version,
                 sampling=sampled.sampling,
@@ -220,6 +305,8 @@ class Tree:
         self.turns[turn.id] = turn
         self.size += len(turn.ids)
         self._ends[turn.digest] = turn
+        if "end" in turn.message:
+            self._text_ends.add(turn.message["end"])
         if turn.message.get("tool_calls"):
             self._calls[_calls_digest(prompt.digest, turn.message)] = turn
 
@@ -267,5 +354,5 @@ def _digest(before: Digest, what: Any) -> Digest:
     ).digest()
 
 
-def _new_id(kind: str) -> str:
+def new_id(kind: str) -> str:
     return f"{kind}_{uuid.uuid4().hex[:20]}"

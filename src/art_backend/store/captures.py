@@ -191,6 +191,11 @@ class CaptureStore:
             )  # fmt: skip
         return RolloutTree(**info.model_dump(), nodes=nodes)
 
+    def find_rollout(self, turn: str) -> str | None:
+        """The rollout that a turn was captured in."""
+        row = self._db.execute("SELECT rollout FROM turns WHERE id = ?", (turn,)).fetchone()
+        return None if row is None else row["rollout"]
+
     # Training rows
 
     def rows(self, rollout: str) -> RolloutRows:
@@ -207,10 +212,10 @@ class CaptureStore:
         """
         wanted: dict[str, list[Turn]] = {}
         for turn in dict.fromkeys(turns):
-            row = self._db.execute("SELECT rollout FROM turns WHERE id = ?", (turn,)).fetchone()
-            if row is None:
+            rollout = self.find_rollout(turn)
+            if rollout is None:
                 raise NotFoundError(f"No captured turn {turn!r}. It may have been deleted by retention.", param="turns")
-            wanted.setdefault(row["rollout"], []).append(self.tree(row["rollout"]).turns[turn])
+            wanted.setdefault(rollout, []).append(self.tree(rollout).turns[turn])
         result: list[RolloutRows] = []
         for rollout, members in wanted.items():
             rows, untrainable = build_rows(members)

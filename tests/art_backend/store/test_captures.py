@@ -9,7 +9,7 @@ from tests.support.tiny import build_tiny_tokenizer
 from art.wire import RolloutKind
 from art_backend.errors import NotFoundError, StorageFailedError
 from art_backend.gateway.render import ChatRenderer
-from art_backend.gateway.tree import Sampled
+from art_backend.gateway.tree import Sampled, new_id
 from art_backend.store import captures as module
 from art_backend.store.captures import CaptureStore
 from art_backend.store.database import open_database
@@ -33,7 +33,7 @@ def take_turn(store, renderer, rollout, messages, text, version=0):
     ids = module.array("i", [*renderer.encode(text), 2])
     message = {"role": "assistant", "content": text}
     logprobs = module.array("d", [-0.25] * len(ids))
-    sampled = Sampled(ids, logprobs, message, version, {"temperature": 1.0}, None, "stop")
+    sampled = Sampled(ids, logprobs, message, version, {"temperature": 1.0}, None, "stop", new_id("t"))
     (turn,) = tree.commit(
         placed, placed.path_ids().tolist(), [sampled], lambda turns: store.store_turns(rollout, turns)
     )

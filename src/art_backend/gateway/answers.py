@@ -1,0 +1,162 @@
+"""A model call, and its answer while it is made and after."""
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from art_backend.gateway.parse import ParsedMessage
+from art_backend.gateway.ports import ServedModel
+from art_backend.gateway.sampling import Plan
+from art_backend.gateway.sources import Source
+from art_backend.gateway.tree import Turn, new_id
+
+TopLogprobs = list[list[tuple[int, float]]]
+
+
+@dataclass(slots=True)
+class Call:
+    """A normalised model call."""
+
+    model_name: str
+    """As requested; echoed in the answer."""
+    sources: Sequence[Source]
+    """The prompts; more than one only where the protocol knows that. Each is answered ``plan.n`` times."""
+    plan: Plan
+    stream: bool
+    digest: bytes = b""
+    """Of all that makes two requests the same: the caller, the path and the body."""
+    retry: bool = False
+    """Whether the client says that it sent this before."""
+    include_usage: bool = False
+    """Whether a stream ends with a count of tokens."""
+    echo: dict[str, Any] = field(default_factory=dict[str, Any])
+    """What a protocol's answer repeats of the request."""
+
+    @property
+    def choices(self) -> int:
+        """Completions that are wanted in all."""
+        return len(self.sources) * self.plan.n
+
+
+@dataclass(slots=True)
+class Part:
+    """What came new in a stream: a piece of the message, and the tokens since the last part."""
+
+    message: ParsedMessage
+    ids: list[int]
+    logprobs: list[float]
+    top_logprobs: TopLogprobs
+
+
+@dataclass(slots=True)
+class Completed:
+    """One sampled answer."""
+
+    message: ParsedMessage
+    finish_reason: str
+    """``stop``, ``length`` or ``tool_calls``."""
+    ids: "array[int]"
+    logprobs: "array[float]"
+    top_logprobs: TopLogprobs
+    stop_string: str | None = None
+    """The stop string that ended it."""
+    turn: Turn | None = None
+    rollout: str | None = None
+    policy_version: int = 0
+    overflow: bool = False
+    """Whether there was no room to sample anything."""
+
+    def reference(self) -> dict[str, Any] | None:
+        """What a trajectory keeps of it; ``None`` if it was not captured."""
+        if self.rollout is None:
+            return None
+        turn = self.turn.id if self.turn else None
+        return {"turn": turn, "rollout": self.rollout, "policy_version": self.policy_version}
+
+
+class Answer:
+    """The answer to one call while it is made and after. The request that began it and its retries read it together."""
+
+    def __init__(self, call: Call, model: ServedModel) -> None:
+        self.call = call
+        self.model = model
+        self.prompt_tokens = 0
+        self.completed: list[Completed] = []
+        self.turn_ids = [new_id("t") for _ in range(call.choices)]
+        """Of the turns that the choices will be."""
+        self.parts: list[list[Part]] = [[] for _ in range(call.choices)]
+        self._readers = 0
+        self._work: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        self._work = asyncio.create_task(work)
+        self._work.add_done_callback(self._ended)
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.completed)
+
+    def publish(self, choice: int, part: Part) -> None:
+        self.parts[choice].append(part)
+        self._tell()
+
+    @contextmanager
+    def reading(self):
+        """Read the answer. When nobody reads an unfinished answer any more, it is given up and the engine freed."""
+        self._readers += 1
+        try:
+            yield self
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                if self._work is not None and not self._work.done():
+                    self._work.cancel()
+                self.parts = [[] for _ in self.parts]
+
+    async def wait(self) -> list[Completed]:
+        """Wait for all choices.
+
+        Raises:
+            ServiceError: The answer did not come about.
+        """
+        if self._work is not None:
+            await asyncio.shield(self._work)
+        return self.completed
+
+    async def follow(self) -> AsyncIterator[tuple[int, Part | Completed]]:
+        """All parts of all choices from the beginning, then each choice's end.
+
+        Raises:
+            ServiceError: The answer did not come about.
+        """
+        if self.finished:
+            for choice, one in enumerate(self.completed):
+                if not one.ids:
+                    continue
+                yield choice, Part(one.message, one.ids.tolist(), one.logprobs.tolist(), one.top_logprobs)
+        else:
+            seen = [0] * len(self.parts)
+            while True:
+                news, done = self._news, self._work is None or self._work.done()
+                for choice, parts in enumerate(self.parts):
+                    while seen[choice] < len(parts):
+                        seen[choice] += 1
+                        yield choice, parts[seen[choice] - 1]
+                if done:
+                    break
+                await news.wait()
+        for choice, one in enumerate(await self.wait()):
+            yield choice, one
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _ended(self, work: asyncio.Task[None]) -> None:
+        if not work.cancelled():
+            work.exception()  # read, so that an error whose reader has left is not reported as lost
+        self._tell()

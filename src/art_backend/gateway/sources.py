@@ -1,0 +1,126 @@
+"""What a model call says, and how it is placed in a tree: as messages, or as one text."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from art_backend.errors import BadRequestError
+from art_backend.gateway.message_stream import KnownMessageStream, TextMessageStream
+from art_backend.gateway.parse import ParsedMessage
+from art_backend.gateway.render import ChatRenderer, Message
+from art_backend.gateway.tree import Digest, PlainText, Prompt, Tree
+
+MessageStream = TextMessageStream | KnownMessageStream
+
+
+class Source(Protocol):
+    """One prompt of a call."""
+
+    def size(self) -> int:
+        """Characters of it, for a first guess at its length."""
+        ...
+
+    def depth(self, tree: Tree) -> int:
+        """How much of it was seen in a tree; 0 if nothing that was sampled there."""
+        ...
+
+    def place(self, tree: Tree, renderer: ChatRenderer) -> Prompt: ...
+
+    def parse(self, renderer: ChatRenderer, completion: Sequence[int], prompt: Sequence[int]) -> ParsedMessage: ...
+
+    def stream(self, renderer: ChatRenderer, prompt: Sequence[int], stops: Sequence[str]) -> MessageStream: ...
+
+    def remember(
+        self, renderer: ChatRenderer, parsed: ParsedMessage, ids: Sequence[int]
+    ) -> tuple[Message, Digest | None]:
+        """The message to keep of a completion, and the place after it where the message does not tell it."""
+        ...
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Messages, and the tools that they may call."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    parse_calls: bool = True
+    """Whether tool calls are given as such; otherwise as text."""
+
+    def size(self) -> int:
+        return sum(len(message["content"]) for message in self.messages)
+
+    def depth(self, tree: Tree) -> int:
+        return tree.known_messages(self.messages, self.tools)
+
+    def place(self, tree: Tree, renderer: ChatRenderer) -> Prompt:
+        return tree.place(self.messages, self.tools, renderer)
+
+    def parse(self, renderer: ChatRenderer, completion: Sequence[int], prompt: Sequence[int]) -> ParsedMessage:
+        return renderer.parse(completion, prompt, self.tools if self.parse_calls else None)
+
+    def stream(self, renderer: ChatRenderer, prompt: Sequence[int], stops: Sequence[str]) -> MessageStream:
+        return renderer.stream(prompt, self.tools if self.parse_calls else None, stops)
+
+    def remember(
+        self, renderer: ChatRenderer, parsed: ParsedMessage, ids: Sequence[int]
+    ) -> tuple[Message, Digest | None]:
+        return as_message(parsed), None
+
+
+@dataclass(slots=True)
+class Text:
+    """A prompt that is text, or a list of ids."""
+
+    prompt: str | list[int]
+
+    def size(self) -> int:
+        return len(self.prompt) if isinstance(self.prompt, str) else 0
+
+    def depth(self, tree: Tree) -> int:
+        return tree.known_text(self._as_plain(lambda text, beginning: []))
+
+    def place(self, tree: Tree, renderer: ChatRenderer) -> Prompt:
+        if not isinstance(self.prompt, str):
+            wrong = next((i for i in self.prompt if i >= renderer.vocabulary_size), None)
+            if wrong is not None:
+                raise BadRequestError(
+                    f"prompt: id {wrong} is outside the vocabulary of {renderer.vocabulary_size}.", param="prompt"
+                )
+        prompt = tree.place_text(self._as_plain(renderer.encode_text))
+        if not prompt.length:
+            raise BadRequestError("prompt: must not be empty; this model has no id to begin with.", param="prompt")
+        return prompt
+
+    def parse(self, renderer: ChatRenderer, completion: Sequence[int], prompt: Sequence[int]) -> ParsedMessage:
+        return ParsedMessage(renderer.detokenizer.decode(completion))
+
+    def stream(self, renderer: ChatRenderer, prompt: Sequence[int], stops: Sequence[str]) -> MessageStream:
+        return renderer.stream_text(stops)
+
+    def remember(
+        self, renderer: ChatRenderer, parsed: ParsedMessage, ids: Sequence[int]
+    ) -> tuple[Message, Digest | None]:
+        silent = next((n for n, i in enumerate(reversed(ids)) if not renderer.detokenizer.is_special(i)), len(ids))
+        spoken = ids[: len(ids) - silent]
+        plain = self._as_plain(renderer.encode_text)
+        digest, end = plain.extended(spoken, renderer.detokenizer.decode(spoken))
+        return {"role": "completion", "content": parsed.content, "end": end, "silent": silent}, digest
+
+    def _as_plain(self, tokenise: Any) -> PlainText:
+        if isinstance(self.prompt, str):
+            return PlainText(b"text", self.prompt.encode(), tokenise)
+        return PlainText(b"ids", array("i", self.prompt).tobytes(), tokenise)
+
+
+def as_message(parsed: ParsedMessage) -> Message:
+    """The message that an agent will bring back."""
+    message: Message = {"role": "assistant", "content": parsed.content}
+    if parsed.reasoning:
+        message["reasoning_content"] = parsed.reasoning
+    if parsed.tool_calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in parsed.tool_calls
+        ]
+    return message
