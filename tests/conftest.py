@@ -1,7 +1,6 @@
 """Fixtures that several areas share."""
 
 import pytest
-
 from tests.support.tiny import build_tiny_model
 
 

@@ -19,9 +19,7 @@ from art_backend.serving import EngineHost, Gate, ServedPolicy
 from art_backend.training.types import Canary, ScoredTrajectory, StepOutput
 
 BASE = "base"
-ROW = TokenRow(
-    token_ids=[1, 2], sampled=[False, True], logprobs=[0.0, -1.0], policy_versions=[-1, 0], temperature=1.0
-)
+ROW = TokenRow(token_ids=[1, 2], sampled=[False, True], logprobs=[0.0, -1.0], policy_versions=[-1, 0], temperature=1.0)
 GROUPS = [[ScoredTrajectory(reward=float(i), rows=[ROW]) for i in range(2)]]
 
 

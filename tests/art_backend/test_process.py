@@ -32,7 +32,7 @@ async def start(tmp_path):
 
 async def logged(child, text):
     """Wait until the child's log holds ``text``."""
-    while text not in child.log_path.read_text():  # noqa: ASYNC110 - another process writes it
+    while text not in child.log_path.read_text():
         await asyncio.sleep(0.01)
 
 

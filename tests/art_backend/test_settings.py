@@ -17,6 +17,16 @@ def test_a_loopback_service_without_a_key_gets_a_random_one(tmp_path):
     assert not Settings(path=tmp_path, api_key="k").generated_key
 
 
-@pytest.mark.parametrize(("host", "expected"), [("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("localhost", True), ("10.0.0.1", False), ("my-box", False)])
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("localhost", True),
+        ("10.0.0.1", False),
+        ("my-box", False),
+    ],
+)
 def test_loopback(host, expected):
     assert is_loopback(host) is expected

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import warnings
+from pathlib import Path
 
 import httpx
 import openai
@@ -77,7 +78,7 @@ async def test_the_usual_script(backend, tiny_model_path):
         assert result.metrics["loss/grad_norm"] > 0
         assert result.metrics["offpolicy/canary_gap"] < 0.15
         assert result.checkpoint_path is not None
-        assert os.path.exists(os.path.join(result.checkpoint_path, "adapter_model.safetensors"))
+        assert (Path(result.checkpoint_path) / "adapter_model.safetensors").exists()
     assert await model.get_step() == 2
     names = await model.openai_client().models.list()
     assert {"agent", "agent@2"} <= {m.id for m in names.data}

@@ -42,7 +42,7 @@ def per_token(model, prompt, completion):
 async def until(condition):
     """Wait for an asynchronous condition."""
     async with asyncio.timeout(WAIT_S):
-        while not await condition():  # noqa: ASYNC110 - what is awaited happens in another process
+        while not await condition():
             await asyncio.sleep(0.02)
 
 

@@ -1,0 +1,1 @@
+"""Ours against the peer, measured alternately in one run. ``python -m benchmarks.NAME [--quick] [--json PATH]``."""

@@ -1,0 +1,83 @@
+"""What benchmarks share: alternation, medians, the table, the JSON rows, measurements in processes of their own."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+M = TypeVar("M")
+
+console = Console(stderr=True)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One compared figure."""
+
+    name: str
+    ours: float
+    peer: float
+    peer_name: str
+    unit: str
+    ratio: float
+    """``ours / peer``."""
+    target: str
+    ok: bool
+
+
+def compare(
+    name: str,
+    ours: Sequence[float],
+    peer: Sequence[float],
+    *,
+    peer_name: str,
+    unit: str,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> Row:
+    """Compare the medians of both sides; the bounds are on their ratio."""
+    mine, theirs = statistics.median(ours), statistics.median(peer)
+    ratio = mine / theirs
+    ok = (at_least is None or ratio >= at_least) and (at_most is None or ratio <= at_most)
+    bounds = [f"≥ {at_least:g}×"] * (at_least is not None) + [f"≤ {at_most:g}×"] * (at_most is not None)
+    return Row(name, mine, theirs, peer_name, unit, ratio, ", ".join(bounds), ok)
+
+
+def alternate(sides: Mapping[str, Callable[[], M]], rounds: int, describe: Callable[[M], str]) -> dict[str, list[M]]:
+    """Measure the sides in turn (A B A B …), so that a change in the machine's load meets all of them."""
+    results: dict[str, list[M]] = {side: [] for side in sides}
+    for i in range(rounds):
+        for side, measure in sides.items():
+            results[side].append(measure())
+            console.print(f"{side} {i + 1}/{rounds}: {describe(results[side][-1])}")
+    return results
+
+
+def measure_in_child(module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Run ``python -m module arguments``; return the JSON object in the last line of its output."""
+    command = [sys.executable, "-m", module, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=False)
+    if result.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{result.stderr[-4000:]}")
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def report(rows: Sequence[Row], json_path: Path | None) -> None:
+    """Print the table; write the rows where asked."""
+    table = Table("", "ours", "peer", "unit", "ratio", "target", "", title=f"peer: {rows[0].peer_name}")
+    for row in rows:
+        verdict = "" if not row.target else "ok" if row.ok else "missed"
+        table.add_row(
+            row.name, f"{row.ours:.4g}", f"{row.peer:.4g}", row.unit, f"{row.ratio:.2f}×", row.target, verdict
+        )
+    Console().print(table)
+    if json_path is not None:
+        json_path.write_text(json.dumps([asdict(row) for row in rows], indent=1))
