@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from art_backend.inference.contract import Sampling
 from art_backend.inference.process import CPU_ENVIRONMENT, EngineProcess, EngineSettings
@@ -149,7 +150,7 @@ def measure_peer(model_path: Path, threads: int) -> Measurement:
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16).eval()
     tokens = Tokens()
     histories = torch.tensor(starts(tokens))
 
