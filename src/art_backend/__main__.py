@@ -11,11 +11,15 @@ from typing import Annotated
 
 import typer
 import uvicorn
+from filelock import FileLock, Timeout
 
 from art_backend.app import build_app
-from art_backend.errors import ServiceError
+from art_backend.errors import ConflictError, ServiceError
 from art_backend.service import Service
 from art_backend.settings import Settings
+
+CLAIM_WAIT_S = 20.0
+"""A service that is ending takes seconds to end its children."""
 
 cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -67,7 +71,35 @@ def serve(
         sys.exit(f"art: {error.strerror}: {error.filename or f'{host}:{port}'}")
 
 
+def claim_directory(path: Path, wait_s: float = CLAIM_WAIT_S) -> FileLock:
+    """Make this process the only service of a directory; the system lets go of it when the process ends.
+
+    Args:
+        wait_s: How long a service that is just ending may take.
+
+    Raises:
+        ConflictError: Another service uses the directory.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path / "service.lock")
+    try:
+        lock.acquire(timeout=wait_s)
+    except Timeout:
+        raise ConflictError(
+            f"Another ART service uses {path}. Stop it, connect to it with RemoteBackend, or choose another directory."
+        ) from None
+    return lock
+
+
 async def _serve(settings: Settings, *, watch_stdin: bool) -> None:
+    lock = claim_directory(settings.path)
+    try:
+        await _run(settings, watch_stdin=watch_stdin)
+    finally:
+        lock.release()
+
+
+async def _run(settings: Settings, *, watch_stdin: bool) -> None:
     listener = _listen(settings.host, settings.port)
     service = Service(settings)
     await service.restore()

@@ -32,6 +32,9 @@ from art_backend.store.runs import RunStore
 from art_backend.training.process import TrainerProcess
 from art_backend.training.types import ModelSetup, ScoredTrajectory
 
+MAX_LORA_RANK = 512
+"""The largest rank that can be registered (``LoraSpec``), so the engine must take it."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -142,6 +145,7 @@ class Service:
                 served_name=base_model,
                 max_model_len=self._limit(path),
                 max_num_seqs=self.settings.max_concurrent_sequences,
+                max_lora_rank=MAX_LORA_RANK,
                 threads=self.settings.threads,
                 log_path=self.settings.log_dir / "engine.log",
                 start_timeout_s=self.settings.engine_start_timeout_s,
