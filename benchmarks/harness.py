@@ -47,7 +47,7 @@ def compare(
     mine, theirs = statistics.median(ours), statistics.median(peer)
     ratio = mine / theirs
     ok = (at_least is None or ratio >= at_least) and (at_most is None or ratio <= at_most)
-    bounds = [f"≥ {at_least:g}×"] * (at_least is not None) + [f"≤ {at_most:g}×"] * (at_most is not None)
+    bounds = [f"{sign} {bound:g}×" for sign, bound in (("≥", at_least), ("≤", at_most)) if bound is not None]
     return Row(name, mine, theirs, peer_name, unit, ratio, ", ".join(bounds), ok)
 
 
