@@ -51,7 +51,7 @@ class EngineSettings:
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     threads: int | None = None
     """CPU threads; ``None`` takes one per core."""
-    kv_cache_mib: int = 1280
+    kv_cache_mib: int = 1024
     """Size of the KV cache. On a CPU it is an upper limit: memory is used as it fills."""
     start_timeout_s: float = 1800.0
     """Cap on the start-up; the engine's death ends the wait at once."""

@@ -38,7 +38,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-num-batched-tokens", type=int, help="most tokens computed in one step")
     parser.add_argument("--max-loras", type=int, default=8, help="most adapters loaded at the same time")
     parser.add_argument("--max-lora-rank", type=int, default=64)
-    parser.add_argument("--kv-cache-mib", type=int, default=1280, help="size of the KV cache")
+    parser.add_argument("--kv-cache-mib", type=int, default=1024, help="size of the KV cache")
     parser.add_argument("--threads", type=int, help="CPU threads; default: one per core")
     return parser.parse_args(argv)
 
