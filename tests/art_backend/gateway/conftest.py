@@ -73,15 +73,13 @@ class Gateway:
     def check(self, rollout):
         """Every captured turn is what the engine was fed and returned, and is trained exactly once."""
         served = [(call.fed, call.returned) for call in self.engine.calls]
-        for turn in self.turns(rollout):
+        # what the engine sampled after a stop string was never shown: such turns take what the exact ones leave
+        for turn in sorted(self.turns(rollout), key=lambda turn: ("stop" in turn.sampling, -len(turn.ids))):
             fed, ids = turn.prompt.path_ids().tolist(), turn.ids.tolist()
-            cut = "stop" in turn.sampling  # what the engine sampled after a stop string was never shown
-            index = next(
-                i
-                for i, (theirs, returned) in enumerate(served)
-                if theirs == fed and (returned[: len(ids)] if cut else returned) == ids
-            )
-            served.pop(index)
+            cut = "stop" in turn.sampling
+            fitting = [pair for pair in served if pair[0] == fed and (pair[1][: len(ids)] if cut else pair[1]) == ids]
+            assert fitting, (fed, ids, served)
+            served.remove(min(fitting, key=lambda pair: len(pair[1])))
         check_rows(self.captures.rows(rollout).rows, self.turns(rollout))
 
 

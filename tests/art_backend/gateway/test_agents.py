@@ -99,7 +99,6 @@ class Agent:
 
 @settings(
     max_examples=40,
-    derandomize=True,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
