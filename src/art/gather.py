@@ -9,10 +9,10 @@ import contextlib
 import io
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 from art.failures import is_service_failure
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from art.trajectories import Trajectory, TrajectoryGroup
+
+
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -160,6 +163,17 @@ async def gather_trajectory_groups(
     return [group for groups_or_none in finished for group in groups_or_none]
 
 
+async def gather_or_cancel(tasks: Sequence[asyncio.Task[T]]) -> list[T]:
+    """Results of all tasks, in order. When one fails, or this wait is cancelled, the rest are cancelled and awaited first."""
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
 async def gather_trajectories(
     trajectories: "Iterable[Awaitable[Trajectory | Iterable[Trajectory]]]",
     *,
@@ -243,11 +257,8 @@ async def _run_all(coroutines: list[Coroutine[Any, Any, Any]], sources: list[Any
     """Run all; on the first exception cancel the rest, wait for them, and close what was never started."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
-        return await asyncio.gather(*tasks)
+        return await gather_or_cancel(tasks)
     except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
         for source in sources:
             close_unstarted(source)
         raise

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Coroutine, Iterable, Mapping
 from typing import Any, Literal, cast, overload
 
 from art.active import active_trajectory, no_capture
+from art.gather import gather_or_cancel
 from art.trajectories import MetadataValue, PydanticException, Trajectory, TrajectoryGroup
 
 
@@ -75,13 +76,7 @@ async def trajectory_group(
     """
     with no_capture():
         tasks = [asyncio.ensure_future(_member(item, return_exceptions)) for item in items]
-    try:
-        members = await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
+    members = await gather_or_cancel(tasks)
     return TrajectoryGroup(members, exceptions=exceptions, metadata=metadata, metrics=metrics, logs=logs)
 
 

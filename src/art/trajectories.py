@@ -13,7 +13,7 @@ from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, Field, PrivateAttr
 
 from art.active import active_trajectory
-from art.gather import get_gather_context, record_metrics
+from art.gather import gather_or_cancel, get_gather_context, record_metrics
 from art.types import Messages, MessagesAndChoices, Tools
 
 MetadataValue: TypeAlias = float | int | str | bool | list[Any] | dict[str, Any] | None
@@ -265,13 +265,7 @@ class PendingGroup:
     async def _gather(self) -> TrajectoryGroup:
         self._started = True
         tasks = [asyncio.ensure_future(self._run(item)) for item in self._items]
-        try:
-            members = await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
+        members = await gather_or_cancel(tasks)
         return self._kind(members, **self._parts)
 
     async def _run(self, item: Any) -> Trajectory | BaseException:
