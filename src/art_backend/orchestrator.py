@@ -145,7 +145,6 @@ class StepRunner:
             await self._wake_and_load(output.step)
         except _ENGINE_LOST:
             _log.exception("The engine was lost while the trainer had the device; starting it again.")
-            await self._policy.load(output.step)
         client = await self._policy.load(output.step)
         difference = await self._prove(client, output)
         self._policy.step = output.step
