@@ -19,6 +19,10 @@ T = TypeVar("T")
 LOG_TAIL_LINES = 30
 _PR_SET_PDEATHSIG = 1
 
+PASSIVE_WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""For children that compute: waiting threads sleep instead of spinning. With spinning, any other busy process on the machine
+(an agent's environment, say) slows matrix products by an order of magnitude."""
+
 
 class ProcessDiedError(RuntimeError):
     """The child ended while it was needed. The message holds the tail of its log."""
@@ -64,12 +68,14 @@ class ChildProcess:
         name: str,
         log_path: Path,
         env: Mapping[str, str] | None = None,
+        defaults: Mapping[str, str] | None = None,
         pipes: bool = False,
     ) -> "ChildProcess":
         """Start ``argv``; its standard error (and output, without ``pipes``) is appended to ``log_path``.
 
         Args:
             env: Variables added to this process's environment.
+            defaults: Variables added where this process's environment does not have them: what the user set wins.
         """
         log_path.parent.mkdir(parents=True, exist_ok=True)
         log: IO[bytes]
@@ -79,7 +85,7 @@ class ChildProcess:
                 stdin=asyncio.subprocess.PIPE if pipes else asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if pipes else log,
                 stderr=log,
-                env={**os.environ, **(env or {})},
+                env={**(defaults or {}), **os.environ, **(env or {})},
                 process_group=0,
                 preexec_fn=_die_with_parent(),
                 limit=64 * 2**20,

@@ -139,3 +139,14 @@ asyncio.run(main())
         parent.kill()
         _, left = psutil.wait_procs([child], timeout=5)
         assert not left
+
+
+async def test_a_default_of_the_environment_gives_way_to_what_the_user_has_set(tmp_path, monkeypatch):
+    monkeypatch.setenv("ART_TEST_SET", "mine")
+    monkeypatch.delenv("ART_TEST_UNSET", raising=False)
+    log = tmp_path / "log"
+    script = "import os; print(os.environ['ART_TEST_SET'], os.environ['ART_TEST_UNSET'])"
+    defaults = {"ART_TEST_SET": "default", "ART_TEST_UNSET": "default"}
+    child = await ChildProcess.start([sys.executable, "-c", script], name="child", log_path=log, defaults=defaults)
+    assert await child.wait() == 0
+    assert log.read_text() == "mine default\n"

@@ -5,7 +5,6 @@ How an engine is started is a ``Launcher``'s business: the embedded engine's is 
 
 import asyncio
 import contextlib
-import os
 import secrets
 import socket
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from art_backend.inference.client import EngineClient, EngineError, EngineUnreachableError
-from art_backend.process import ChildProcess, ProcessDiedError
+from art_backend.process import PASSIVE_WAITING, ChildProcess, ProcessDiedError
 
 T = TypeVar("T")
 
@@ -23,9 +22,7 @@ _POLL_S = 0.1
 _DEATH_GRACE_S = 1.0
 
 CPU_ENVIRONMENT = {
-    # waiting threads sleep instead of spinning: with spinning, one other busy process on the machine slows the
-    # engine's matrix products by an order of magnitude
-    "OMP_WAIT_POLICY": "PASSIVE",
+    **PASSIVE_WAITING,
     # freed buffers stay with the process: asking the system for fresh pages costs more than the arithmetic on them
     "MALLOC_MMAP_THRESHOLD_": str(256 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(512 * 2**20),
@@ -64,6 +61,8 @@ class Launch:
     name: str
     argv: list[str]
     env: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, str] = field(default_factory=dict)
+    """Variables that what the user has set goes before."""
 
 
 Launcher = Callable[[EngineSettings, int, str], Launch]
@@ -81,8 +80,7 @@ def torch_engine(settings: EngineSettings, port: int, api_key: str) -> Launch:
         argv += ["--max-model-len", str(settings.max_model_len)]
     if settings.threads is not None:
         argv += ["--threads", str(settings.threads)]
-    defaults = {name: value for name, value in CPU_ENVIRONMENT.items() if name not in os.environ}
-    return Launch(name="engine", argv=argv, env={**defaults, "ART_ENGINE_KEY": api_key})
+    return Launch(name="engine", argv=argv, env={"ART_ENGINE_KEY": api_key}, defaults=CPU_ENVIRONMENT)
 
 
 class EngineProcess:
@@ -103,7 +101,9 @@ class EngineProcess:
         """
         port, api_key = free_port(), secrets.token_urlsafe(24)
         launch = launcher(settings, port, api_key)
-        child = await ChildProcess.start(launch.argv, name=launch.name, log_path=settings.log_path, env=launch.env)
+        child = await ChildProcess.start(
+            launch.argv, name=launch.name, log_path=settings.log_path, env=launch.env, defaults=launch.defaults
+        )
         client = EngineClient(f"http://127.0.0.1:{port}", api_key)
         engine = cls(settings, child, client)
         ready = False

@@ -4,6 +4,8 @@ import ctypes
 import resource
 import sys
 
+from art_backend.process import PASSIVE_WAITING
+
 CPU_ENVIRONMENT = {
     # Activations of one pack are freed and asked for again by the next. By default glibc returns such blocks to the kernel
     # and faults every page in again; these keep them until ``return_free_memory``.
@@ -12,9 +14,7 @@ CPU_ENVIRONMENT = {
     "MALLOC_TOP_PAD_": str(64 * 2**20),
     # One arena: threads that free what others allocated would otherwise spread the same buffers over many.
     "MALLOC_ARENA_MAX": "1",
-    # Waiting threads sleep instead of spinning: with spinning, any other busy process on the machine (an agent's
-    # environment, say) slows matrix products by an order of magnitude.
-    "OMP_WAIT_POLICY": "PASSIVE",
+    **PASSIVE_WAITING,
 }
 """Read by glibc and OpenMP when a process starts; others ignore it."""
 

@@ -65,7 +65,8 @@ class TrainerProcess:
             [sys.executable, "-m", "art_backend.training.worker"],
             name="trainer",
             log_path=log_path,
-            env={"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **CPU_ENVIRONMENT},
+            env={"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"},
+            defaults=CPU_ENVIRONMENT,
             pipes=True,
         )
         trainer = cls(child)
