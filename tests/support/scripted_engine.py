@@ -61,6 +61,8 @@ class ScriptedEngine:
         self._random = random.Random(seed)
         self._open = asyncio.Event()
         self._open.set()
+        self.app = Starlette(routes=[Route("/inference/v1/generate", self._generate, methods=["POST"])])
+        """The engine itself, to be served beside something else."""
 
     def say(self, *texts: str) -> None:
         """Script the next completions: words, then the end of the turn."""
@@ -88,9 +90,8 @@ class ScriptedEngine:
         return sum(call.finish_reason is None and not call.cancelled for call in self.calls)
 
     async def __aenter__(self) -> "ScriptedEngine":
-        app = Starlette(routes=[Route("/inference/v1/generate", self._generate, methods=["POST"])])
         self._serving = contextlib.AsyncExitStack()
-        self.url = await self._serving.enter_async_context(serve(app))
+        self.url = await self._serving.enter_async_context(serve(self.app))
         return self
 
     async def __aexit__(self, *_: object) -> None:

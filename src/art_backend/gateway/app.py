@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
 from fastapi import APIRouter, Request
@@ -16,6 +17,7 @@ from art_backend.gateway.keys import read_key
 from art_backend.gateway.messages import MESSAGES, read_count
 from art_backend.gateway.ports import Identity, ModelDirectory
 from art_backend.gateway.responding import ErrorResponse, EventResponse, Surface, WholeResponse, tell
+from art_backend.gateway.responses import RESPONSES
 from art_backend.gateway.turns import TurnTaker
 from art_backend.store.captures import CaptureStore
 
@@ -28,6 +30,7 @@ MAX_BODY_BYTES = 64 * 2**20
 _SURFACES = (
     ("chat/completions", CHAT, "OpenAI chat completions."),
     ("completions", COMPLETIONS, "OpenAI completions: text or token ids."),
+    ("responses", RESPONSES, "OpenAI responses."),
     ("messages", MESSAGES, "Anthropic messages."),
     ("v1/messages", MESSAGES, "Anthropic messages, for clients that append the version to a URL that has it."),
 )
@@ -54,7 +57,7 @@ def build_gateway(
             try:
                 identity = identify(read_key(request.headers), rollout)
                 raw = await _read_body(request)
-                call = surface.read(parse_body(raw))
+                call = surface.read(parse_body(raw), partial(taker.find_turn, identity))
                 call.digest = _digest(surface, identity, raw)
                 call.retry = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
                 taken = taker.take(identity, call)

@@ -28,7 +28,7 @@ _TYPES = {
 }
 
 
-def read_call(body: dict[str, Any]) -> Call:
+def read_call(body: dict[str, Any], _: object = None) -> Call:
     """Normalise the body of a chat request.
 
     Raises:

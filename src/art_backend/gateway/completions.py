@@ -28,7 +28,7 @@ DEFAULT_MAX_TOKENS = 16
 """The protocol's own default."""
 
 
-def read_call(body: dict[str, Any]) -> Call:
+def read_call(body: dict[str, Any], _: object = None) -> Call:
     """Normalise the body of a completions request.
 
     Raises:

@@ -33,7 +33,7 @@ class ThreadUnsupportedError(BadRequestError):
     """History that stays on the server is not kept; clients fall back to sending it."""
 
 
-def read_call(body: dict[str, Any]) -> Call:
+def read_call(body: dict[str, Any], _: object = None) -> Call:
     """Normalise the body of a messages request.
 
     Raises:

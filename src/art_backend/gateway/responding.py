@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from art_backend.errors import EngineFailedError, ServiceError
 from art_backend.gateway.answers import Answer, Call
+from art_backend.gateway.tree import Turn
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -28,8 +29,9 @@ class Surface:
     """One protocol: how it writes an answer, and an error."""
 
     name: str
-    read: Callable[[dict[str, Any]], Call]
-    """Normalise a request's body; what it cannot know (digest, retry) is filled in by the caller."""
+    read: Callable[[dict[str, Any], Callable[[str], Turn | None]], Call]
+    """Normalise a request's body; the second argument finds a captured turn of this caller by its id. What it cannot
+    know (digest, retry) is filled in by the caller."""
     whole: Callable[[Answer], bytes]
     """The JSON of a finished answer."""
     events: Callable[[Answer], AsyncIterator[bytes]]

@@ -27,8 +27,8 @@ MODEL_KEY = "model-key"
 class ScriptedModel:
     """A served model without weights; ``step`` is what it says it is."""
 
-    client: EngineClient
     renderer: ChatRenderer
+    client: EngineClient | None = None
     project: str = "p"
     name: str = "m"
     step: int = 0
@@ -101,9 +101,9 @@ def check_rows(rows, turns):
 
 
 class Directory:
-    def __init__(self, model):
+    def __init__(self, model, captures):
         self.model = model
-        self.captures = None
+        self.captures = captures
 
     def resolve(self, identity, requested):
         name, _, step = requested.partition("@")
@@ -137,17 +137,17 @@ async def start_gateway(directory, tokenizer=None, **options):
     renderer = ChatRenderer(tokenizer or build_tiny_tokenizer())
     database = open_database(directory / "art.db")
     captures = CaptureStore(database)
-    async with ScriptedEngine(renderer.encode) as engine:
-        client = EngineClient(engine.url, engine.api_key)
-        model = ScriptedModel(client, renderer)
-        served = Directory(model)
-        served.captures = captures
-        app = FastAPI()
-        app.include_router(build_gateway(served, captures, identify_by(captures), **options))
-        app.include_router(build_rollouts(captures, lambda: None, lambda project, name: model))
-        async with serve(app) as url:
-            yield Gateway(url, engine, model, captures, renderer)
-        await client.close()
+    engine = ScriptedEngine(renderer.encode)
+    model = ScriptedModel(renderer)
+    app = FastAPI()
+    app.include_router(build_gateway(Directory(model, captures), captures, identify_by(captures), **options))
+    app.include_router(build_rollouts(captures, lambda: None, lambda project, name: model))
+    app.mount("/engine", engine.app)
+    async with serve(app) as url:
+        model.client = EngineClient(f"{url}/engine", engine.api_key)
+        yield Gateway(url, engine, model, captures, renderer)
+        engine.release()
+        await model.client.close()
     database.close()
 
 

@@ -1,0 +1,194 @@
+"""OpenAI responses through the official SDK."""
+
+import json
+
+import openai
+import pytest
+from tests.art_backend.gateway.conftest import MODEL_KEY, SERVICE_KEY
+
+TOOLS = [
+    {"type": "function", "name": "weather", "description": "Tells it", "parameters": {"type": "object"}, "strict": True}
+]
+SAID = (
+    "<think>\nhm\n</think>\n\nLet me see.\n"
+    '<tool_call>{"name": "weather", "arguments": {"city":  "Zürich", "days": 1.0}}</tool_call>\n'
+    '<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'
+)
+
+
+async def ask(client, *, stream=False, **options):
+    if not stream:
+        return await client.responses.create(model="m", **options)
+    async with client.responses.stream(model="m", **options) as events:
+        seen = [event async for event in events]
+        numbers = [event.sequence_number for event in seen if hasattr(event, "sequence_number")]
+        assert numbers == list(range(len(numbers)))
+        assert seen[-1].type == f"response.{seen[-1].response.status}"
+        return seen[-1].response
+
+
+def results(response):
+    return [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "sunny"}
+        for item in response.output
+        if item.type == "function_call"
+    ]
+
+
+def compacted(items):
+    """As agents that parse and dump arguments, and keep neither ids nor reasoning text, send it back."""
+    sent = []
+    for item in items:
+        if item.type == "message":
+            sent.append({"role": "assistant", "content": item.content[0].text})
+        elif item.type == "function_call":
+            arguments = json.dumps(json.loads(item.arguments), separators=(",", ":"))
+            call = {"type": "function_call", "call_id": item.call_id, "name": item.name, "arguments": arguments}
+            sent.append(call)
+    return sent
+
+
+ECHOES = {
+    "verbatim": lambda items: items,
+    "dumped": lambda items: [item.model_dump() for item in items],
+    "compacted": compacted,
+    "references": lambda items: [{"type": "item_reference", "id": item.id} for item in items],
+    "calls only": lambda items: [item for item in items if item.type == "function_call"],
+    "reasoning without text": lambda items: [
+        {"type": "reasoning", "id": item.id, "summary": []} if item.type == "reasoning" else item for item in items
+    ],
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("echo", ECHOES)
+async def test_a_tool_using_conversation_is_one_row(gateway, echo, stream):
+    client, rollout = gateway.new_client()
+    gateway.engine.say(SAID, "Sunny.", "Bye.")
+    options = {"instructions": "Be brief.", "tools": TOOLS, "stream": stream}
+    first = await ask(client, input="Weather?", **options)
+    assert [item.type for item in first.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert first.output[0].content[0].text == "hm" and first.output_text == "Let me see."
+    assert json.loads(first.output[2].arguments) == {"city": "Zürich", "days": 1.0}
+    items = [{"role": "user", "content": "Weather?"}, *ECHOES[echo](first.output), *results(first)]
+    second = await ask(client, input=items, **options)
+    assert second.output_text == "Sunny."
+    items += [*ECHOES["verbatim"](second.output), {"role": "user", "content": [{"type": "input_text", "text": "Bye"}]}]
+    third = await ask(client, input=items, **options)
+    assert (third.output_text, third.status) == ("Bye.", "completed")
+    call = gateway.engine.calls[-1]
+    assert (third.usage.input_tokens, third.usage.output_tokens) == (len(call.fed), len(call.returned))
+    assert len(gateway.captures.rows(rollout).rows) == 1
+    gateway.check(rollout)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_previous_response_is_continued(gateway, stream):
+    client, rollout = gateway.new_client()
+    gateway.engine.say(SAID, "Sunny.", "Sunny!", "Bye.")
+    options = {"instructions": "Be brief.", "tools": TOOLS, "stream": stream}
+    first = await ask(client, input="Weather?", **options)
+    second = await ask(client, input=results(first), previous_response_id=first.id, **options)
+    assert second.output_text == "Sunny."
+    gateway.captures._recent.clear()  # also after a restart
+    gateway.captures._in_use.clear()
+    await ask(client, input=results(first), previous_response_id=first.id, **options)
+    await ask(client, input="Bye", previous_response_id=second.id, **options)
+    assert len(gateway.captures.rows(rollout).rows) == 2, "one for each way to go on"
+    fed = gateway.renderer.detokenizer.decode(gateway.engine.calls[-1].fed)
+    assert fed.count("Be brief.") == 1 and "Weather?" in fed and "Sunny." in fed
+    gateway.check(rollout)
+    gateway.engine.say("Adieu.")
+    await ask(client, input="Bye", previous_response_id=second.id, tools=TOOLS, stream=stream)
+    assert "Be brief." not in gateway.renderer.detokenizer.decode(gateway.engine.calls[-1].fed)
+    gateway.check(rollout)
+
+
+async def test_responses_of_others_are_unknown(gateway):
+    client, _ = gateway.new_client()
+    other, _ = gateway.new_client()
+    first = await ask(client, input="Hello")
+    own = await ask(gateway.client(MODEL_KEY), input="Hello")
+    await ask(gateway.client(MODEL_KEY), input="And?", previous_response_id=own.id)
+    for stranger in (other, gateway.client(MODEL_KEY), gateway.client(SERVICE_KEY)):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(stranger, input="And?", previous_response_id=first.id)
+        assert caught.value.param == "previous_response_id"
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(stranger, input=[{"type": "item_reference", "id": first.output[0].id}])
+        assert caught.value.param == "input.0.id"
+    with pytest.raises(openai.BadRequestError):
+        await ask(client, input="And?", previous_response_id=own.id)
+
+
+async def test_responses_refer_to_their_turns_and_repeat_the_request(gateway):
+    client, rollout = gateway.new_client()
+    response = await ask(
+        client,
+        input="Hello",
+        instructions="x",
+        metadata={"a": "b"},
+        temperature=0.5,
+        store=False,
+        text={"verbosity": "low"},
+        reasoning={"effort": "low"},
+        include=["message.output_text.logprobs"],
+        top_logprobs=1,
+        extra_body={"unknown": 1},
+    )
+    (turn,) = gateway.turns(rollout)
+    assert response.model_extra["art"] == {"turn": turn.id, "rollout": rollout, "policy_version": 0}
+    assert (response.instructions, response.metadata, response.temperature) == ("x", {"a": "b"}, 0.5)
+    assert [entry.logprob for entry in response.output[0].content[0].logprobs] == turn.logprobs.tolist()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_incomplete_responses(gateway, stream):
+    client, rollout = gateway.new_client()
+    gateway.engine.say("one two", "")
+    cut = await ask(client, input="Count", max_output_tokens=3, stream=stream)
+    assert (cut.status, cut.incomplete_details.reason, cut.output_text) == ("incomplete", "max_output_tokens", "one")
+    empty = await ask(client, input="Nothing", stream=stream)
+    assert [item.type for item in empty.output] == ["message"] and empty.output_text == ""
+    full = await ask(client, input="x" * 3000, stream=stream)
+    assert (full.status, full.output_text) == ("incomplete", "")
+    assert gateway.captures.get(rollout).truncated
+    gateway.check(rollout)
+
+
+async def test_bad_input_is_named(gateway):
+    client, _ = gateway.new_client()
+    user = {"role": "user", "content": "x"}
+    cases = [
+        ({}, "input"), ({"input": []}, "input"), ({"input": 3}, "input"), ({"input": [3]}, "input.0"),
+        ({"input": [{"role": "robot", "content": ""}]}, "input.0.role"),
+        ({"input": [{"type": "computer_call"}]}, "input.0.type"),
+        ({"input": [{"type": []}]}, "input.0.type"),
+        ({"input": [user, {"type": "function_call", "name": "f", "call_id": "c"}]}, "input.1.arguments"),
+        ({"input": [{"type": "function_call_output", "output": ""}]}, "input.0.call_id"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0"),
+        ({"input": [{"type": "item_reference", "id": 3}]}, "input.0.id"),
+        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools.0"),
+        ({"input": "x", "tools": [{"type": "function"}]}, "tools.0.name"),
+        ({"input": "x", "tool_choice": "required"}, "tool_choice"),
+        ({"input": "x", "text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"input": "x", "instructions": 3}, "instructions"),
+        ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "x", "background": True}, "background"),
+        ({"input": "x", "include": "all"}, "include"),
+        ({"input": "x", "previous_response_id": "resp_nope"}, "previous_response_id"),
+    ]  # fmt: skip
+    for body, param in cases:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.create(model="m", **{"input": openai.omit, "extra_body": body})
+        assert caught.value.param == param, body
+    assert gateway.engine.calls == []
+
+
+async def test_an_error_in_a_stream_is_raised(gateway):
+    client, rollout = gateway.new_client()
+    gateway.engine.fail(0)
+    with pytest.raises(openai.APIError, match="scripted death"):
+        async for _ in await client.responses.create(model="m", input="Hello", stream=True):
+            pass
+    assert gateway.turns(rollout) == []
