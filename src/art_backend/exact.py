@@ -1,8 +1,11 @@
-"""Matrix products in float32 at the speed of bfloat16.
+"""Matrix products whose rows do not depend on what else is computed, and float32 results at the speed of bfloat16.
 
 A bfloat16 product keeps 8 bits of each result: scores and logits of 16 and more are off by several hundredths, and so are
 the log-probabilities made from them. The product is accumulated in float32 inside; a second one, from which the rounded
 first is subtracted before rounding, returns what was lost.
+
+A product of a single row is summed in another order than one of several, and now and then rounds to another value. A
+single row is therefore computed twice: no row's result depends on how many rows there are.
 """
 
 import torch
@@ -11,6 +14,8 @@ from torch import Tensor
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """x·weightᵀ in float32, for [n, D] and [m, D] of one type."""
+    if x.shape[0] == 1:
+        return linear(x.expand(2, -1), weight)[:1]
     if x.dtype == torch.float32:
         return torch.nn.functional.linear(x, weight)
     rounded = torch.nn.functional.linear(x, weight)
@@ -20,9 +25,18 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 def batched(a: Tensor, b: Tensor) -> Tensor:
     """a·bᵀ in float32, for [B, n, D] and [B, m, D] of one type."""
+    if a.shape[1] == 1:
+        return batched(a.expand(-1, 2, -1), b)[:, :1]
     b = b.transpose(1, 2)
     if a.dtype == torch.float32:
         return torch.bmm(a, b)
     rounded = torch.bmm(a, b)
     lost = torch.baddbmm(rounded, a, b, beta=-1)
     return rounded.float().add_(lost)
+
+
+def weighted(weights: Tensor, values: Tensor) -> Tensor:
+    """weights·values in the type of ``values``, for weights [B, n, L] float32 and values [B, L, D]."""
+    if weights.shape[1] == 1:
+        return weighted(weights.expand(-1, 2, -1), values)[:, :1]
+    return torch.bmm(weights.to(values.dtype), values)

@@ -24,3 +24,18 @@ def test_float32_stays_as_it_is(product):
     shape = (2, 5, 8) if product == "batched" else (5, 8)
     a, b = torch.randn(shape), torch.randn(shape)
     torch.testing.assert_close(getattr(exact, product)(a, b), a @ b.mT)
+
+
+@pytest.mark.parametrize("product", ["linear", "batched", "weighted"])
+def test_a_row_alone_gives_the_same_bits_as_among_others(product):
+    torch.manual_seed(0)
+    if product == "linear":
+        a, b = torch.randn(400, 2048).bfloat16(), torch.randn(300, 2048).bfloat16()
+        rows = [exact.linear(a[i : i + 1], b) for i in range(400)]
+    else:
+        a, b = torch.randn(1, 400, 2048), torch.randn(1, 300, 2048).bfloat16()
+        a = a.bfloat16() if product == "batched" else a.softmax(-1)
+        b = b if product == "batched" else b.mT.contiguous()
+        rows = [getattr(exact, product)(a[:, i : i + 1], b) for i in range(400)]
+    together = getattr(exact, product)(a, b)
+    assert torch.equal(torch.cat(rows, dim=-2), together)

@@ -134,7 +134,7 @@ class _BranchAttention(torch.autograd.Function):
         output = torch.empty(size, heads, width, dtype=query.dtype, device=query.device)
         for block in blocks:
             q, k, v = _fold(query, block, key.shape[0]), _select(key, block), _select(value, block)
-            mixed = torch.bmm(_attend(q, k, block, scale).to(v.dtype), v)
+            mixed = exact.weighted(_attend(q, k, block, scale), v)
             _unfold(output.transpose(0, 1), block, mixed)
         ctx.save_for_backward(query, key, value)
         ctx.blocks, ctx.scale = blocks, scale

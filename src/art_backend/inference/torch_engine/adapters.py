@@ -14,7 +14,7 @@ from typing import Any
 import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor, addmm, nn
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -96,8 +96,8 @@ def read_adapter(path: Path, *, max_rank: int) -> dict[str, tuple[Tensor, Tensor
     return weights
 
 
-Segment = tuple[Adapter, slice | Tensor]
-"""An adapter and the rows of the batch that use it."""
+Segment = tuple[Adapter, Tensor | None]
+"""An adapter and the rows of the batch that use it; ``None`` is all of them."""
 
 
 class AdapterBank:
@@ -165,8 +165,9 @@ class AdapterLinear(nn.Module):
             if self._path not in adapter.weights:
                 continue
             a, b = adapter.weights[self._path]
-            if isinstance(rows, slice):
-                rows_out[rows].addmm_(rows_in[rows] @ a, b)
+            # the adapter's part is added before the sum is rounded, as the trainer does it
+            if rows is None:
+                rows_out.addmm_(rows_in @ a, b)
             else:
-                rows_out.index_add_(0, rows, (rows_in[rows] @ a) @ b)
+                rows_out[rows] = addmm(rows_out[rows], rows_in[rows] @ a, b)
         return y

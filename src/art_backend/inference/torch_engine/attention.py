@@ -98,7 +98,7 @@ class AttentionStep:
     """What every layer of one forward pass needs to know of the batch.
 
     Args:
-        chunks: In the order of their rows.
+        chunks: In the order of their rows. Rows after theirs are padding: they attend to nothing and are not stored.
     """
 
     def __init__(self, chunks: list[Chunk], pool: KvPool) -> None:
@@ -117,12 +117,14 @@ class AttentionStep:
         if shape not in self._slots:
             self._slots[shape] = pool.slots(layer, self._places_N)
             self._gather_rows[shape] = [pool.rows(layer, group.blocks_BM) for group in self._groups]
-        pool.write(layer, self._slots[shape], key_HND, value_HND)
+        real = len(self._places_N)
+        pool.write(layer, self._slots[shape], key_HND[:, :real], value_HND[:, :real])
 
         heads, tokens, dim = query_HND.shape
         kv = shape.kv_heads
         query_NHD = query_HND.transpose(0, 1)
         out_NHD = torch.empty(tokens, heads, dim, dtype=query_HND.dtype, device=query_HND.device)
+        out_NHD[real:] = 0
         for group, rows in zip(self._groups, self._gather_rows[shape], strict=True):
             B, Q, L = group.size, group.queries, group.keys
             keys, values = pool.gather(layer, rows)
@@ -134,7 +136,7 @@ class AttentionStep:
                 scores = exact.batched(queries, keys).mul_(scaling)
                 scores.view(kv, B, -1, Q, L)[..., first:].add_(mask)
                 weights = torch.softmax(scores, -1, out=scores)
-                mixed = torch.bmm(weights.to(values.dtype), values)
+                mixed = exact.weighted(weights, values)
             else:
                 full = F.pad(mask.to(queries.dtype), (first, 0)).expand(kv, B, heads // kv, Q, L).reshape(kv * B, -1, L)
                 mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=full, scale=scaling)

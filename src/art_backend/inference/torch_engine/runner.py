@@ -99,6 +99,9 @@ class ModelRunner:
             if chunk.samples:
                 last_rows.append(len(ids) - 1)
                 sampling.append(chunk)
+        if len(ids) == 1:
+            # linear layers sum a single row in another order than several (see ``exact``)
+            ids, positions = ids * 2, positions * 2
         self.adapters.segments = _segments(chunks, self.device)
         logits = self._call(ids, positions, last_rows, AttentionStep(chunks, self.pool))
         return logits, sampling
@@ -135,19 +138,19 @@ class ModelRunner:
 
 def _segments(chunks: list[Chunk], device: torch.device) -> list[Segment]:
     """Which rows of the step use which adapter."""
-    total = sum(chunk.count for chunk in chunks)
     adapters = {chunk.sequence.adapter for chunk in chunks}
     if adapters == {None}:
         return []
+    if len(adapters) == 1:
+        return [(adapter, None) for adapter in adapters if adapter is not None]
     rows: dict[int, list[int]] = {}
     row = 0
     for chunk in chunks:
         rows.setdefault(chunk.sequence.adapter_id, []).extend(range(row, row + chunk.count))
         row += chunk.count
-    segments: list[Segment] = []
-    for adapter in adapters:
-        if adapter is not None:
-            own = rows[adapter.id]
-            every = len(own) == total
-            segments.append((adapter, slice(0, total) if every else torch.tensor(own, device=device)))
-    return segments
+    # a single row twice, as in ``exact``: both give and take the same values
+    return [
+        (adapter, torch.tensor(own * 2 if len(own := rows[adapter.id]) == 1 else own, device=device))
+        for adapter in adapters
+        if adapter is not None
+    ]

@@ -1,4 +1,4 @@
-"""The engine against plain transformers and PEFT, in fp32."""
+"""The engine against plain transformers and PEFT, in fp32; and against itself, to the last bit."""
 
 import random
 
@@ -72,3 +72,22 @@ def test_long_prompts_are_cut_into_chunks(make_engine, tiny_model):
     driver.run()
     for prompt, (delta,) in zip(batch, outputs, strict=True):
         check(model, prompt, delta)
+
+
+def test_no_bit_depends_on_what_runs_beside(make_engine, tiny_adapter):
+    driver = make_engine("wide", dtype=torch.bfloat16, blocks=400)
+    names = ["base", "m@1", "m@2"]
+    for seed, name in enumerate(names[1:]):
+        driver.load(name, tiny_adapter("wide", seed))
+    batch = [(prompt, names[i % 3], i) for i, prompt in enumerate(prompts(24, seed=3, longest=60))]
+
+    def run(requests):
+        outputs = [driver.submit(p, model=n, max_tokens=16, temperature=1.0, seed=s)[1] for p, n, s in requests]
+        driver.run()
+        driver.engine.cache.forget()
+        return [(delta.token_ids, delta.logprobs) for (delta,) in outputs]
+
+    together = run(batch)
+    assert [result for request in batch for result in run([request])] == together
+    for i in range(3):  # one adapter at a time
+        assert run(batch[i::3]) == together[i::3]
