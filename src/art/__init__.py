@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from art.batches import trajectory_group_batches
     from art.gather import gather_trajectories, gather_trajectory_groups
     from art.local import LocalBackend
+    from art.loop import TrainingRun, train
     from art.model import Model, Rollout, TrainableModel
     from art.remote import RemoteBackend
     from art.scopes import current_trajectory, trajectory, trajectory_group
@@ -45,6 +46,7 @@ _HOME = {
     "TrainConfig": "art.types",
     "TrainResult": "art.types",
     "TrainSFTConfig": "art.types",
+    "TrainingRun": "art.loop",
     "TrainableModel": "art.model",
     "Trajectory": "art.trajectories",
     "TrajectoryGroup": "art.trajectories",
@@ -55,6 +57,7 @@ _HOME = {
     "no_capture": "art.active",
     "gather_trajectory_groups": "art.gather",
     "retry": "art.utils.retry",
+    "train": "art.loop",
     "current_trajectory": "art.scopes",
     "trajectory": "art.scopes",
     "trajectory_group": "art.scopes",
@@ -82,6 +85,7 @@ __all__ = [
     "TrainResult",
     "TrainSFTConfig",
     "TrainableModel",
+    "TrainingRun",
     "Trajectory",
     "TrajectoryGroup",
     "auto_trajectory",
@@ -93,6 +97,7 @@ __all__ = [
     "gather_trajectory_groups",
     "no_capture",
     "retry",
+    "train",
     "trajectory",
     "trajectory_group",
     "trajectory_group_batches",

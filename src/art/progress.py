@@ -1,10 +1,15 @@
 """What a training step shows while it runs."""
 
 import contextlib
+import io
 import sys
 from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
 
 from art.wire import JobEvent, TrainProgress
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Show = Callable[[JobEvent], None]
 
@@ -87,3 +92,21 @@ class _Lines:
 def _print_warning(event: JobEvent) -> None:
     if event.type == "warning":
         print(f"warning: {event.data['message']}", file=sys.stderr, flush=True)
+
+
+class MessageStream(io.TextIOBase):
+    """A text stream that is no terminal; each whole line appears above the live bar."""
+
+    def __init__(self, console: "Console") -> None:
+        self._console = console
+        self._rest = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str, /) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if line.strip():
+                self._console.print(line, markup=False, soft_wrap=True)
+        return len(text)

@@ -4,8 +4,8 @@ import itertools
 import pytest
 
 import art
+from art.loop.cursor import ScenarioCursor
 from art.pipeline_trainer import PipelineTrainer, make_group_rollout_fn
-from art.pipeline_trainer.cursor import ScenarioCursor
 from art.types import TrainResult
 
 
@@ -93,9 +93,8 @@ async def test_failed_scenarios_are_told_and_a_broken_agent_ends_the_run(make, c
     await trainer.train(handle_signals=False)
     assert scenarios_of(make.backend.batches) == [0, 1]
     assert "scenario 1 failed: ValueError('broken scenario')" in capsys.readouterr().err
-    with pytest.raises(BaseExceptionGroup) as caught:
+    with pytest.raises(ValueError, match="broken scenario"):
         await (await make(itertools.repeat("broken"), resume=False)).train(handle_signals=False)
-    assert caught.group_contains(ValueError, match="broken scenario")
 
 
 async def test_stages_work_alone(make, read_history):

@@ -1,7 +1,6 @@
 """What the demo shows while it runs: one line per step, and a live bar on a terminal."""
 
 import contextlib
-import io
 from collections.abc import Callable, Generator, Sequence
 
 from rich.box import SIMPLE
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from art.demo.records import Evaluation, SampleGame, StepRecord
 from art.demo.statistics import Estimate, Score
+from art.progress import MessageStream
 
 BARS = "▁▂▃▄▅▆▇█"
 REWARD_RANGE = (-0.5, 1.0)
@@ -57,7 +57,7 @@ class Display:
         )
         progress = Progress(*columns, console=self.console, transient=True, expand=True, redirect_stderr=False)
         # The library draws bars of its own on a terminal's standard error; here, only its messages are wanted.
-        with contextlib.redirect_stderr(_MessageStream(progress.console)), progress:
+        with contextlib.redirect_stderr(MessageStream(progress.console)), progress:
             task = progress.add_task(text, total=total)
             yield lambda: progress.advance(task)
 
@@ -104,24 +104,6 @@ class Display:
     def sparkline_row(self, rewards: Sequence[float]) -> None:
         if rewards:
             self.say(f"Reward per step  {rewards[0]:+.2f} {sparkline(rewards, *REWARD_RANGE)} {rewards[-1]:+.2f}")
-
-
-class _MessageStream(io.TextIOBase):
-    """A text stream that is no terminal; each whole line appears above the live bar."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._rest = ""
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str, /) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in lines:
-            if line.strip():
-                self._console.print(line, markup=False, soft_wrap=True)
-        return len(text)
 
 
 def draw_game(game: SampleGame) -> Text:

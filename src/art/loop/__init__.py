@@ -1,0 +1,5 @@
+"""The training loop: groups of rollouts in flight, steps on those that are ready, and an account of both."""
+
+from art.loop.train import EvalFn, RolloutFn, TrainingRun, train
+
+__all__ = ["EvalFn", "RolloutFn", "TrainingRun", "train"]

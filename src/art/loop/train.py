@@ -1,0 +1,159 @@
+"""``art.train``: the loop that most users need."""
+
+import itertools
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from art.backend import AnyTrainableModel
+from art.loop.cursor import ScenarioCursor
+from art.loop.display import LoopDisplay
+from art.loop.groups import Counts, GroupsInFlight, OnStale
+from art.loop.rollouts import GroupRunner, HoldClock, RolloutFn
+from art.loop.training import Batch, Evaluated, TrainingLoop
+
+ScenarioT = TypeVar("ScenarioT")
+
+EvalFn: TypeAlias = Callable[[AnyTrainableModel, int], Awaitable[Evaluated | Mapping[str, Evaluated]]]
+"""(model, step) → trajectories or groups of split ``val``, or of each split by name."""
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """How a run ended."""
+
+    step: int
+    """The policy version that is served."""
+    stopped: bool
+    """Whether it was asked to stop before its end; the same call goes on from there."""
+
+
+async def train(
+    model: AnyTrainableModel,
+    rollout: RolloutFn[ScenarioT],
+    scenarios: Iterable[ScenarioT] | AsyncIterable[ScenarioT],
+    *,
+    groups_per_step: int,
+    group_size: int,
+    max_staleness: int = 0,
+    on_stale: OnStale = "requeue",
+    steps: int | None = None,
+    eval: EvalFn | None = None,  # noqa: A002
+    eval_every: int = 10,
+    rollout_timeout_s: float | None = None,
+    max_concurrent_rollouts: int | None = None,
+    handle_signals: bool = True,
+    show_progress: bool = True,
+    **train_options: Any,
+) -> TrainingRun:
+    """Roll out groups and train on them, step after step. Run again, it goes on where it was stopped or killed.
+
+    It is the explicit form, repeated: gather groups, ``backend.train(model, groups)``, ``model.log(groups)``. With
+    ``max_staleness`` above 0, ``groups_per_step * (1 + max_staleness)`` groups are in flight and a step takes the first
+    ones that are ready, so that neither the accelerator nor the environments wait for the slowest rollout.
+
+    Args:
+        model: Registered with a backend.
+        rollout: Runs the agent once on a scenario; returns the ``Trajectory`` with its reward, or both as a pair. What it
+            raises costs the group this one member.
+        scenarios: What to roll out, in order. A sequence is repeated until ``steps`` are taken. To be resumable, it must
+            come in the same order again.
+        groups_per_step: Groups that a step trains on. The last step may have fewer.
+        group_size: Rollouts of each scenario, compared with each other.
+        max_staleness: Policy versions that a group may be old when it is trained; 0 is strictly on-policy, and gives the
+            same batches as the explicit form.
+        on_stale: What happens to a scenario whose group grew older: it is begun again, or dropped. Both are counted.
+        steps: The step of the model after which training ends, so that the same call resumes; ``None``: when the
+            scenarios end.
+        eval: Evaluates the model: before the first step, then every ``eval_every`` steps, and after the last.
+        rollout_timeout_s: Seconds that one rollout may take, set-up, agent and scoring together. Time in which its model
+            calls are held for a training step does not count.
+        max_concurrent_rollouts: Rollouts that run at the same time; ``None``: all that are begun.
+        handle_signals: Let the first Ctrl-C end the run cleanly: rollouts are given up, a training step is finished.
+        show_progress: Show a line per step, and on a terminal what happens now.
+        train_options: Keywords of ``backend.train``, such as ``learning_rate``.
+
+    Raises:
+        ValueError: A size that is not positive, or a limit that is negative.
+        BackendError, openai.APIError: The service failed.
+        EveryRolloutFailedError: The rollout function failed on twenty scenarios in a row.
+    """
+    _check_sizes(
+        groups_per_step=groups_per_step,
+        group_size=group_size,
+        rollout_timeout_s=rollout_timeout_s,
+        max_concurrent_rollouts=max_concurrent_rollouts,
+        steps=steps,
+    )
+    if max_staleness < 0 or eval_every < 0:
+        raise ValueError(f"max_staleness ({max_staleness}) and eval_every ({eval_every}) must not be negative.")
+    if steps is not None and isinstance(scenarios, Sequence) and scenarios:
+        scenarios = itertools.cycle(scenarios)
+    clock, cursor = HoldClock(), ScenarioCursor(scenarios)
+    runner = GroupRunner(
+        model,
+        rollout,
+        size=group_size,
+        timeout_s=rollout_timeout_s,
+        max_concurrent=max_concurrent_rollouts,
+        clock=clock,
+    )
+    in_flight = groups_per_step * (1 + max_staleness)
+    groups = GroupsInFlight(
+        model,
+        runner.run,
+        cursor,
+        workers=in_flight,
+        capacity=in_flight,
+        room_until="trained",
+        max_staleness=max_staleness,
+        on_stale=on_stale,
+    )
+
+    async def collect() -> Batch:
+        """The first groups that are ready, in the order of their scenarios."""
+        batch = Batch([])
+        while len(batch.groups) < groups_per_step and not batch.ended:
+            group = await groups.next()
+            if group is None:
+                batch.ended = True
+            else:
+                batch.groups.append(group)
+        batch.groups.sort(key=lambda group: groups.numbers([group]))
+        return batch
+
+    def count(batch: Batch, counts: Counts) -> dict[str, float]:
+        timeouts, runner.timeouts = runner.timeouts, 0
+        return {"pipeline/rollouts_running": float(runner.running), "pipeline/rollout_timeouts": float(timeouts)}
+
+    with LoopDisplay(model, groups, runner, per_step=groups_per_step, steps=steps, shown=show_progress) as display:
+        loop = TrainingLoop(
+            model,
+            model.backend(),
+            groups,
+            cursor,
+            collect=collect,
+            clock=clock,
+            train_options=train_options,
+            evaluate=None if eval is None else lambda step: eval(model, step),
+            eval_every=eval_every,
+            state_key="_train",
+            observer=display,
+            step_metrics=count,
+        )
+        await loop.restore(resume=True)
+        loop.last_step = steps
+        display.begin(loop.step)
+        try:
+            await loop.run(handle_signals=handle_signals, eval_first=True, eval_last=True)
+        finally:
+            await runner.leave()
+        stopped = loop.was_stopped and not loop.is_complete
+        display.end(loop.step, stopped=stopped)
+    return TrainingRun(loop.step, stopped)
+
+
+def _check_sizes(**sizes: float | None) -> None:
+    for name, value in sizes.items():
+        if value is not None and value <= 0:
+            raise ValueError(f"{name} must be positive, not {value}.")
