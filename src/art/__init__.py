@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from art.gather import gather_trajectories, gather_trajectory_groups
     from art.local import LocalBackend
     from art.loop import TrainingRun, train
-    from art.model import Model, Rollout, TrainableModel
+    from art.model import Model, TrainableModel
     from art.remote import RemoteBackend
+    from art.rollout import Rollout
     from art.scopes import current_trajectory, trajectory, trajectory_group
     from art.serverless import ServerlessBackend
     from art.trajectories import Trajectory, TrajectoryGroup
@@ -39,7 +40,7 @@ _HOME = {
     "MessagesAndChoices": "art.types",
     "Model": "art.model",
     "RemoteBackend": "art.remote",
-    "Rollout": "art.model",
+    "Rollout": "art.rollout",
     "ServerlessBackend": "art.serverless",
     "ServerlessTrainResult": "art.types",
     "Tools": "art.types",

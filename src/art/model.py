@@ -9,7 +9,6 @@ import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import Token
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
@@ -21,6 +20,7 @@ from art import log_rows
 from art.backend import Backend, MetricSink, RolloutSource
 from art.metrics import MetricsBuilder
 from art.metrics_taxonomy import average_metric_samples, summarize_trajectory_groups
+from art.rollout import Rollout
 from art.state import append_line, deep_merge, locked, read_json, write_json
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import TrainConfig, TrainSFTConfig
@@ -296,29 +296,6 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
         return Path(get_output_dir_from_model_properties(self.project, self.name, self.base_path), *parts)
 
 
-@dataclass(frozen=True)
-class Rollout:
-    """One run of an agent, captured under a key of its own."""
-
-    id: str
-    base_url: str
-    api_key: str
-    """Opens this rollout's endpoint and nothing else."""
-    _client: "AsyncOpenAI"
-
-    def openai_client(self) -> "AsyncOpenAI":
-        """A client of this rollout's endpoint. Any other client works as well, in any language."""
-        return self._client
-
-    def trajectory(self, reward: float = 0.0, **fields: Any) -> Trajectory:
-        """The scored run; training takes all that was sampled in it.
-
-        Args:
-            fields: Further fields of ``Trajectory``.
-        """
-        return Trajectory(reward=reward, rollout_id=self.id, **fields)
-
-
 class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateType]):
     """A model that learns."""
 
@@ -349,12 +326,17 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
 
     @asynccontextmanager
     async def rollout(self, step: int | None = None) -> AsyncGenerator[Rollout]:
-        """One run of the agent under a key of its own, for agents in other processes or languages.
+        """One run of the agent under a key of its own, whatever framework, process or language the agent is in.
 
             async with model.rollout() as r:
-                env = {"OPENAI_BASE_URL": r.base_url, "OPENAI_API_KEY": r.api_key}
-                reward = await run_my_agent(env)
-                trajectory = r.trajectory(reward)
+                reward = await run_my_agent(r.base_url, r.api_key)
+                return r.trajectory(reward)
+
+        For an agent that builds its clients from ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``:
+
+            async with model.rollout() as r, r.trajectory() as t:
+                t.reward = await run_my_agent()
+            return t
 
         Args:
             step: Pin it to this policy version; ``None`` follows the latest.

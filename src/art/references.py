@@ -54,30 +54,32 @@ def build_train_groups(groups: Sequence[TrajectoryGroup]) -> tuple[list[TrainGro
     return built, left_out
 
 
-def turn_of(item: Any) -> str | None:
-    """The captured turn that a sampled choice refers to, if it refers to one. Also of a choice that became a dict."""
+def turn_of(item: Any) -> tuple[str, str | None] | None:
+    """The captured turn, and its rollout, that a sampled choice refers to, if it does. Also of one that became a dict."""
     extra: Any = None
     if isinstance(item, BaseModel):
         extra = (item.model_extra or {}).get("art")
     elif isinstance(item, Mapping):
         extra = cast(Mapping[str, Any], item).get("art")
     if isinstance(extra, Mapping):
-        turn = cast(Mapping[str, Any], extra).get("turn")
-        return turn if isinstance(turn, str) else None
+        turn, rollout = (cast(Mapping[str, Any], extra).get(key) for key in ("turn", "rollout"))
+        if isinstance(turn, str):
+            return turn, rollout if isinstance(rollout, str) else None
     return None
 
 
 def _reference(trajectory: Trajectory, where: str) -> TrainTrajectory | None:
     metrics = {name: float(value) for name, value in trajectory.metrics.items() if math.isfinite(value)}
-    if trajectory.rollout_id is not None:
-        return TrainTrajectory(reward=trajectory.reward, rollout=trajectory.rollout_id, metrics=metrics)
     conversations = [
         trajectory.messages_and_choices,
         *(h.messages_and_choices for h in trajectory.additional_histories),
     ]
-    turns = list(dict.fromkeys(turn for items in conversations for item in items if (turn := turn_of(item))))
-    if turns:
-        return TrainTrajectory(reward=trajectory.reward, turns=turns, metrics=metrics)
+    found = [reference for items in conversations for item in items if (reference := turn_of(item))]
+    keyed = trajectory.rollout_id
+    # a keyed rollout brings all of its own turns; calls past it, through the model's own client, count beside them
+    turns = list(dict.fromkeys(turn for turn, rollout in found if keyed is None or rollout != keyed))
+    if turns or keyed is not None:
+        return TrainTrajectory(reward=trajectory.reward, rollout=keyed, turns=turns, metrics=metrics)
     if reasons := list(_reasons(conversations)):
         raise NoTrainingDataError(
             f"No suitable data in {where}: " + "; ".join(reasons[:5]) + ". Append the sampled choice itself, "

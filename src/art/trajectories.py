@@ -12,6 +12,7 @@ from typing import Any, Self, TypeAlias, cast, overload
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, Field, PrivateAttr
 
+from art import environment
 from art.active import active_trajectory
 from art.gather import gather_or_cancel, get_gather_context, record_metrics
 from art.types import Messages, MessagesAndChoices, Tools
@@ -63,7 +64,8 @@ class Trajectory(BaseModel):
     logs: list[str] = []
     start_time: datetime = Field(default_factory=datetime.now, exclude=True)
 
-    _outer: "list[Trajectory | None]" = PrivateAttr(default_factory=list["Trajectory | None"])
+    _variables: dict[str, str | None] | None = PrivateAttr(default=None)
+    _outer: "list[tuple[Trajectory | None, environment.Overlay | None]]" = PrivateAttr(default_factory=list[Any])
     """What was open around this one, once per time that it was entered."""
 
     def log(self, message: str) -> None:
@@ -85,17 +87,36 @@ class Trajectory(BaseModel):
             key = f"{name}_duration"
             self.metrics[key] = self.metrics.get(key, 0.0) + time.monotonic() - started
 
+    def with_environment(self, variables: Mapping[str, str | None]) -> Self:
+        """Let these environment variables hold while the trajectory is open, in its context only; ``None`` hides one.
+
+        ``rollout.trajectory()`` does so with the variables that name the rollout's endpoint.
+        """
+        self._variables = dict(variables)
+        return self
+
     def __enter__(self) -> Self:
         """Record the model calls that are made until the block ends."""
-        self._outer.append(active_trajectory.get())
+        variables = None if self._variables is None else environment.enter(self._variables)
+        self._outer.append((active_trajectory.get(), variables))
         active_trajectory.set(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         if active_trajectory.get() is not self:
             raise RuntimeError("Trajectories must be left in the opposite order of entering them.")
-        active_trajectory.set(self._outer.pop())
+        trajectory, variables = self._outer.pop()
+        active_trajectory.set(trajectory)
+        if variables is not None:
+            environment.leave(variables)
         self.finish()
+
+    async def __aenter__(self) -> Self:
+        """As ``with``, to stand in one line with ``async with model.rollout()``."""
+        return self.__enter__()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.__exit__()
 
     def messages(self) -> Messages:
         """The main conversation as plain messages."""

@@ -87,3 +87,15 @@ def test_a_reward_must_be_finite(reward):
 def test_metrics_travel_without_nan():
     (sent,), _ = only(art.Trajectory(rollout_id="r", metrics={"a": 1, "b": float("nan"), "c": True}))
     assert sent.metrics == {"a": 1.0, "c": 1.0}
+
+
+def test_calls_past_a_keyed_rollout_count_beside_it(make_choice):
+    trajectory = art.Trajectory(
+        rollout_id="ro_1",
+        messages_and_choices=[
+            make_choice(turn="its own"),
+            make_choice(turn="past it", art={"turn": "past it", "rollout": "ambient", "policy_version": 0}),
+        ],
+    )
+    (sent,), _ = only(trajectory)
+    assert (sent.rollout, sent.turns) == ("ro_1", ["past it"])

@@ -39,8 +39,8 @@ class Overlong(StrEnum):
 class TrainTrajectory(Wire):
     """One scored run of the agent.
 
-    Its tokens come from one of three places: a rollout captured under a key, single captured turns, or rows that
-    travel with the request.
+    Its tokens come from a rollout captured under a key, from single captured turns, and from rows that travel with the
+    request.
     """
 
     reward: FiniteFloat
