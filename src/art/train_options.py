@@ -6,6 +6,7 @@ something else than its default. One that would change the mathematics in a way 
 
 import warnings
 from collections.abc import Mapping
+from types import FunctionType
 from typing import Any, cast, get_type_hints
 
 from pydantic import ValidationError
@@ -19,13 +20,10 @@ _DEAD_DEFAULTS: dict[str, Any] = {
     "drop_zero_advantage_trajectories": True,
     "importance_sampling_level": "token",
     "kimi_k2_tau": None,
-    "kl_penalty_reference_step": None,
-    "kl_ref_adapter_path": None,
     "logprob_calculation_chunk_size": 1024,
     "loss_fn_config": None,
     "mask_prob_ratio": False,
     "max_completion_length": 256,
-    "max_negative_advantage_importance_sampling_weight": None,
     "num_trajectories_learning_rate_multiplier_power": 0.0,
     "plot_tensors": False,
     "precalculate_logprobs": False,
@@ -34,6 +32,16 @@ _DEAD_DEFAULTS: dict[str, Any] = {
 }
 _DIRECT = (
     "algorithm",
+    "schedule",
+    "warmup_steps",
+    "total_steps",
+    "negative_advantage_cap",
+    "kl_in",
+    "kl_reference_step",
+    "entropy_coef",
+    "optimizer",
+    "epochs",
+    "gradient_checkpointing",
     "kl_coef",
     "scale_rewards",
     "epsilon",
@@ -48,13 +56,22 @@ _DIRECT = (
 )
 """Options that the service knows by the same name."""
 _RENAMED = {
-    "kl_penalty_coef": "kl_coef",
+    "kl_penalty_reference_step": "kl_reference_step",
+    "max_negative_advantage_importance_sampling_weight": "negative_advantage_cap",
     "truncated_importance_sampling": "importance_cap",
     "packed_sequence_length": "micro_batch_tokens",
     "normalize_advantages": "scale_rewards",
 }
-_LOSS_TYPES = {"grpo": Algorithm.GRPO, "bnpo": Algorithm.DAPO, "dapo": Algorithm.DAPO}
-_LOSS_FNS = {"cispo": None, "ppo": None, "grpo": Algorithm.GRPO, "dapo": Algorithm.DAPO}
+_FUNCTIONS = ("advantage", "loss")
+"""Options that take a function, or its name."""
+_LOSS_TYPES = {
+    "grpo": Algorithm.GRPO,
+    "bnpo": Algorithm.DAPO,
+    "dapo": Algorithm.DAPO,
+    "dr_grpo": Algorithm.DR_GRPO,
+    "cispo": Algorithm.CISPO,
+}
+_LOSS_FNS = {"cispo": Algorithm.CISPO, "ppo": None, "grpo": Algorithm.GRPO, "dapo": Algorithm.DAPO}
 """Names of losses by other trainers; ``None``: the service's default stands in, a clipped token-level surrogate."""
 
 _warned: set[str] = set()
@@ -87,6 +104,16 @@ def build_options(learning_rate: float, options: Mapping[str, Any]) -> TrainOpti
             wire[name] = value
         elif name in _RENAMED:
             wire.setdefault(_RENAMED[name], value)
+        elif name in _FUNCTIONS:
+            wire[name] = value if isinstance(value, str) else name_function(name, value)
+        elif name == "kl_penalty_coef":
+            if value:  # where this name comes from, the distance is taken off the advantages
+                wire.setdefault("kl_coef", value)
+                wire.setdefault("kl_in", "advantage")
+        elif name == "kl_ref_adapter_path":
+            raise ValueError(
+                "kl_ref_adapter_path is not available here: the reference is a version of this model. Set kl_reference_step."
+            )
         elif name == "loss_type":
             wire.setdefault("algorithm", _pick(_LOSS_TYPES, name, value))
         elif name == "loss_fn":
@@ -101,6 +128,25 @@ def build_options(learning_rate: float, options: Mapping[str, Any]) -> TrainOpti
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise ValueError(f"train() cannot use these options: {problems}") from error
+
+
+def name_function(option: str, function: Any) -> str:
+    """``module:function``, the name under which the service finds a function.
+
+    Raises:
+        ValueError: It has no such name: it is no function of a module, or of a module without a file.
+    """
+    if not isinstance(function, FunctionType) or not function.__qualname__.isidentifier():
+        raise ValueError(
+            f"{option}={function!r} cannot be named to the service: pass a function defined at the top of a module, "
+            'or its name, "module:function".'
+        )
+    if function.__module__ == "__main__":
+        raise ValueError(
+            f"{option}: {function.__qualname__} is defined in the program itself, which the trainer cannot import without "
+            "running it. Put it into a module beside the program."
+        )
+    return f"{function.__module__}:{function.__qualname__}"
 
 
 def _pick(table: Mapping[str, Algorithm | None], name: str, value: Any) -> Algorithm | None:

@@ -42,6 +42,14 @@ def serve(
     max_concurrent_sequences: Annotated[int, typer.Option(min=1, help="Completions sampled at the same time.")] = 64,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; one per core by default.")] = None,
     cache: Annotated[Path | None, typer.Option(envvar="ART_CACHE", help="Where prepared base models are kept.")] = None,
+    user_code: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Directory whose Python modules may define advantages and losses. Who has the service's key can run them.",
+        ),
+    ] = None,
     ready_file: Annotated[
         Path | None, typer.Option(help="File to write url, api_key and pid to once listening.")
     ] = None,
@@ -62,6 +70,7 @@ def serve(
             max_concurrent_sequences=max_concurrent_sequences,
             threads=threads,
             cache=cache,
+            user_code=None if user_code is None else user_code.resolve(),
             ready_file=ready_file,
         )
         asyncio.run(_serve(settings, watch_stdin=watch_stdin))

@@ -259,6 +259,7 @@ class Service:
                 lora=spec.lora,
                 max_sequence_length=policy.max_sequence_length,
                 checkpoints=policy.checkpoints.directory,
+                user_code=self.settings.user_code,
             )
             self._trainers[key] = await TrainerProcess.start(
                 setup, log_path=self.settings.log_dir / "trainer.log", threads=self.settings.threads

@@ -43,6 +43,8 @@ class Settings:
     """Captured rollouts older than this are deleted when the service starts."""
     cache: Path | None = None
     """Where prepared base models are kept; ``None`` takes the default cache."""
+    user_code: Path | None = None
+    """Directory whose Python modules may define advantages and losses, for the trainer to run; ``None``: none are run."""
     ready_file: Path | None = None
     """Written once the service listens: JSON with ``url``, ``api_key`` and ``pid``."""
     generated_key: bool = field(init=False, default=False)

@@ -4,7 +4,11 @@ import pytest
 
 from art import train_options
 from art.train_options import build_options
-from art.wire import Algorithm, TrainOptions
+from art.wire import Algorithm, KlPlace, TrainOptions
+
+
+def scale_down(rewards, scale):
+    return [r / 2 for r in rewards]
 
 
 @pytest.fixture(autouse=True)
@@ -14,14 +18,14 @@ def fresh_warnings():
 
 def test_defaults_are_those_of_the_service():
     assert build_options(5e-6, {}) == TrainOptions()
-    assert build_options(5e-6, {"epsilon": None, "kl_penalty_coef": 0.0, "kimi_k2_tau": None}) == TrainOptions()
+    assert build_options(5e-6, {"epsilon": None, "kl_coef": 0.0, "kimi_k2_tau": None}) == TrainOptions()
 
 
 def test_options_by_their_own_and_by_other_names():
     options = build_options(
         1e-3,
         {
-            "kl_penalty_coef": 0.1,
+            "kl_coef": 0.1,
             "packed_sequence_length": 512,
             "loss_type": "grpo",
             "normalize_advantages": False,
@@ -56,6 +60,42 @@ def test_an_option_without_effect_warns_once_and_only_when_set():
     assert len(caught) == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "algorithm"),
+    [
+        ({"loss_fn": "cispo"}, Algorithm.CISPO),
+        ({"loss_fn": "ppo"}, Algorithm.DAPO),
+        ({"loss_type": "dr_grpo"}, Algorithm.DR_GRPO),
+        ({"loss_type": "bnpo"}, Algorithm.DAPO),
+        ({"loss_type": "cispo"}, Algorithm.CISPO),
+        ({"loss_fn": "cispo", "algorithm": "gspo"}, Algorithm.GSPO),
+        ({"algorithm": "gspo", "loss_fn": "cispo"}, Algorithm.GSPO),
+    ],
+)
+def test_names_of_losses_by_other_trainers(options, algorithm):
+    assert build_options(1.0, options).algorithm is algorithm
+
+
+def test_kl_by_its_older_name_acts_on_the_advantage():
+    options = build_options(1.0, {"kl_penalty_coef": 0.1, "kl_penalty_reference_step": 3})
+    assert (options.kl_coef, options.kl_in, options.kl_reference_step) == (0.1, KlPlace.ADVANTAGE, 3)
+    assert build_options(1.0, {"kl_penalty_coef": 0.1, "kl_in": "loss"}).kl_in is KlPlace.LOSS
+    assert build_options(1.0, {"kl_penalty_coef": 0.0, "kl_coef": 0.2}) == TrainOptions(learning_rate=1.0, kl_coef=0.2)
+
+
+def test_functions_travel_by_name():
+    options = build_options(1.0, {"advantage": scale_down, "loss": "my.losses:own"})
+    assert (options.advantage, options.loss) == (f"{__name__}:scale_down", "my.losses:own")
+
+
+def test_a_function_of_the_program_itself_has_to_move():
+    def like_main(): ...
+
+    like_main.__module__, like_main.__qualname__ = "__main__", "like_main"
+    with pytest.raises(ValueError, match="module beside the program"):
+        build_options(1.0, {"advantage": like_main})
+
+
 def test_unknown_names_are_errors():
     with pytest.raises(TypeError, match="unknown options: a, b"):
         build_options(1.0, {"b": 1, "a": 2})
@@ -64,7 +104,12 @@ def test_unknown_names_are_errors():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("loss_type", "dr_grpo", "loss_type='dr_grpo' is not available"),
+        ("loss_type", "mystery", "loss_type='mystery' is not available"),
+        ("kl_ref_adapter_path", "/a", "Set kl_reference_step"),
+        ("schedule", "linear", "needs total_steps"),
+        ("loss", lambda batch: batch, "loss=.* cannot be named"),
+        ("advantage", "no_colon", "advantage: "),
+        ("max_negative_advantage_importance_sampling_weight", 0.5, "negative_advantage_cap: "),
         ("loss_fn", "mystery", "loss_fn='mystery' is not available"),
         ("epsilon", -1, "epsilon: .*greater than or equal to 0"),
         ("overlong", "maybe", "overlong: "),

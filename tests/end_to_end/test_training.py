@@ -12,6 +12,7 @@ import httpx
 import openai
 import psutil
 import pytest
+from tests.support import user_functions
 
 import art
 from art.errors import BackendError, NoTrainingDataError
@@ -51,7 +52,7 @@ def make_model(tiny_model_path, name="agent"):
 
 @pytest.fixture
 async def backend(tmp_path):
-    backend = art.LocalBackend(path=str(tmp_path / "art"))
+    backend = art.LocalBackend(path=str(tmp_path / "art"), user_code=Path(__file__).parents[2])
     yield backend
     await backend.close()
 
@@ -79,9 +80,14 @@ async def test_the_usual_script(backend, tiny_model_path):
         assert result.metrics["offpolicy/canary_gap"] < 0.15
         assert result.checkpoint_path is not None
         assert (Path(result.checkpoint_path) / "adapter_model.safetensors").exists()
-    assert await model.get_step() == 2
+    own = {"advantage": user_functions.best_of_group, "loss": user_functions.reinforce, "epochs": 2}
+    result = await backend.train(model, await gather(model, 2), learning_rate=1e-3, verbose=False, **own)
+    assert result.metrics["data/step_num_gradient_steps"] == 2
+    with pytest.raises(BackendError, match="no module 'nowhere'"):
+        await backend.train(model, groups, advantage="nowhere:function", verbose=False)
+    assert await model.get_step() == 3
     names = await model.openai_client().models.list()
-    assert {"agent", "agent@2"} <= {m.id for m in names.data}
+    assert {"agent", "agent@3"} <= {m.id for m in names.data}
 
 
 async def test_choices_kept_in_a_trajectory_reach_the_exact_captured_tokens(backend, tiny_model_path):

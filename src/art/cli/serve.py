@@ -18,6 +18,10 @@ def serve(
         str, typer.Option(envvar="ART_API_KEY", show_default=False, help="Key of the service; a random one by default.")
     ] = "",
     engine: Annotated[str, typer.Option(help="Inference engine.")] = "torch",
+    user_code: Annotated[
+        Path | None,
+        typer.Option(help="Directory whose Python modules may define advantages and losses, run for who has the key."),
+    ] = None,
 ) -> None:
     """Serve models and train them, for programs on this machine or others.
 
@@ -29,6 +33,7 @@ def serve(
         typer.echo("Error: The backend is not installed. Install it: pip install 'art-trainer[backend]'", err=True)
         raise typer.Exit(1)
     arguments = ["--host", host, "--port", str(port), "--path", str(path), "--engine", engine]
+    arguments += ["--user-code", str(user_code)] if user_code is not None else []
     # The key travels in the environment: arguments can be read by everyone on the machine.
     environment = {**os.environ, "ART_API_KEY": api_key} if api_key else dict(os.environ)
     command = [sys.executable, "-m", "art_backend", "serve", *arguments]

@@ -1,24 +1,33 @@
 """Settings of one training step, beyond the learning rate."""
 
+from collections.abc import Callable
 from typing import Any, Literal, TypedDict
 
 
 class TrainConfig(TypedDict, total=False):
     """Options of ``backend.train``; see the backend for what each does."""
 
+    advantage: Callable[..., Any] | str
+    """A function of one's own, or its name ``module:function``; see docs/algorithms.md."""
     advantage_balance: float
     algorithm: str
     allow_training_without_logprobs: bool
+    entropy_coef: float
+    epochs: int
     epsilon: float | None
     epsilon_high: float | None
+    gradient_checkpointing: bool
     importance_cap: float | None
     importance_sampling_level: Literal["token", "sequence", "average", "geometric_average"]
     kimi_k2_tau: float | None
     kl_coef: float
+    kl_in: Literal["loss", "advantage"]
     kl_penalty_coef: float
     kl_penalty_reference_step: int | None
+    kl_reference_step: int
     kl_ref_adapter_path: str | None
     logprob_calculation_chunk_size: int
+    loss: Callable[..., Any] | str
     loss_type: str | None
     mask_prob_ratio: bool
     max_completion_length: int
@@ -26,7 +35,9 @@ class TrainConfig(TypedDict, total=False):
     max_negative_advantage_importance_sampling_weight: float | None
     micro_batch_tokens: int | None
     minibatches: int
+    negative_advantage_cap: float | None
     num_trajectories_learning_rate_multiplier_power: float
+    optimizer: Literal["adamw", "paged_adamw_8bit"]
     overlong: str
     packed_sequence_length: int | None
     plot_tensors: bool
@@ -34,7 +45,10 @@ class TrainConfig(TypedDict, total=False):
     precalculate_logprobs: bool
     scale_learning_rate_by_reward_std_dev: bool
     scale_rewards: bool
+    schedule: Literal["constant", "linear", "cosine"]
+    total_steps: int | None
     truncated_importance_sampling: float | None
+    warmup_steps: int
     weight_decay: float
     adam_betas: tuple[float, float]
     adam_params: Any

@@ -5,6 +5,7 @@ import functools
 import os
 import shutil
 import subprocess
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -33,6 +34,7 @@ class LocalBackend(RemoteBackend):
         in_process: Has no effect; the service always runs in a process of its own.
         path: Directory of everything: metrics, trajectories, checkpoints. ``None`` means ``.art`` in the repository.
         gpu_cost_per_hour_usd: Price of one device's hour, for ``costs/gpu``.
+        user_code: Directory whose modules may define advantages and losses for ``train``; ``None`` means that of the program.
         serve_arguments: More arguments for ``art_backend serve``.
     """
 
@@ -42,6 +44,7 @@ class LocalBackend(RemoteBackend):
         in_process: bool = False,
         path: str | os.PathLike[str] | None = None,
         gpu_cost_per_hour_usd: float | None = None,
+        user_code: str | os.PathLike[str] | None = None,
         serve_arguments: list[str] | None = None,
     ) -> None:
         if in_process:
@@ -49,7 +52,8 @@ class LocalBackend(RemoteBackend):
         super().__init__("http://127.0.0.1", "", gpu_cost_per_hour_usd=gpu_cost_per_hour_usd)
         self._path = Path(path or get_default_art_path()).resolve()
         self._path.mkdir(parents=True, exist_ok=True)
-        self._service = ServiceProcess(self._path, serve_arguments or [])
+        own_code = Path(user_code).resolve() if user_code is not None else _program_directory()
+        self._service = ServiceProcess(self._path, ["--user-code", str(own_code), *(serve_arguments or [])])
         self._client = None
         self._death_was_told = False
 
@@ -125,6 +129,13 @@ class LocalBackend(RemoteBackend):
             f"(ART_SERVER_TIMEOUT). The end of its log, {self._service.log_path}:\n{self._service.log_tail()}",
             504,
         )
+
+
+def _program_directory() -> Path:
+    """Where the running program's own modules are: beside its script, or here."""
+    main = sys.modules["__main__"]
+    file: str | None = vars(main).get("__file__")
+    return Path(file).resolve().parent if file is not None and main.__spec__ is None else Path.cwd()
 
 
 def _configured_ids(model: AnyModel) -> set[int]:

@@ -1,12 +1,15 @@
 """Training: what is sent for one step, and what comes back."""
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, model_validator
 
 from art.wire.base import Wire
 from art.wire.rollouts import TokenRow
+
+USER_FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+"""``package.module:function``"""
 
 
 class Algorithm(StrEnum):
@@ -36,6 +39,30 @@ class Overlong(StrEnum):
     TRUNCATE = "truncate"
 
 
+class KlPlace(StrEnum):
+    """Where the distance to the reference acts."""
+
+    LOSS = "loss"
+    """The k3 estimate is a term of the loss."""
+    ADVANTAGE = "advantage"
+    """A token's advantage is lowered by its log-ratio to the reference, as far as that is above the update's mean."""
+
+
+class Schedule(StrEnum):
+    """How the learning rate goes on after the warm-up."""
+
+    CONSTANT = "constant"
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+class Optimizer(StrEnum):
+    ADAMW = "adamw"
+    """Moments in float32."""
+    PAGED_ADAMW_8BIT = "paged_adamw_8bit"
+    """Moments in 8 bits, paged to the host when the GPU is full (bitsandbytes; needs CUDA)."""
+
+
 class TrainTrajectory(Wire):
     """One scored run of the agent.
 
@@ -63,7 +90,17 @@ class TrainOptions(Wire):
     """Options of one optimiser step. Defaults are the ones that we would use."""
 
     algorithm: Algorithm = Algorithm.DAPO
+    advantage: str | None = Field(default=None, pattern=USER_FUNCTION)
+    """``module:function`` that makes advantages in place of the algorithm's. The service must allow user code."""
+    loss: str | None = Field(default=None, pattern=USER_FUNCTION)
+    """``module:function`` that gives every token's loss in place of the algorithm's. The service must allow user code."""
     learning_rate: float = Field(default=5e-6, gt=0)
+    schedule: Schedule = Schedule.CONSTANT
+    """How the rate falls after the warm-up, to reach zero after ``total_steps``. Steps are policy versions."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the rate rises linearly; the last of them has the full rate."""
+    total_steps: int | None = Field(default=None, ge=1)
+    """Steps of the whole run; what ``schedule`` needs unless it is constant."""
     scale_rewards: bool = True
     """Divide group advantages by the group's standard deviation."""
     epsilon: float | None = Field(default=None, ge=0)
@@ -71,8 +108,16 @@ class TrainOptions(Wire):
     epsilon_high: float | None = Field(default=None, ge=0)
     importance_cap: float | None = Field(default=2.0, gt=0)
     """Cap of the token-level truncated importance weight trainer/engine; ``None`` switches the correction off."""
+    negative_advantage_cap: float | None = Field(default=None, ge=1)
+    """Largest ratio, correction included, with which a token of negative advantage is pushed away; ``None``: no such cap."""
     kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the k3 estimate of KL(policy || reference) in the loss; the reference is the base model."""
+    """Weight of the distance KL(policy || reference)."""
+    kl_in: KlPlace = KlPlace.LOSS
+    kl_reference_step: int = Field(default=0, ge=0)
+    """The policy version that is the reference; 0 is the base model, with the adapter switched off."""
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of the entropy of the sampled tokens' distributions, which the loss rewards."""
+    optimizer: Optimizer = Optimizer.ADAMW
     max_grad_norm: float = Field(default=1.0, gt=0)
     adam_betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -81,6 +126,20 @@ class TrainOptions(Wire):
     """Packed tokens per forward pass; changes memory and speed, never the gradient. ``None`` lets the trainer choose."""
     minibatches: int = Field(default=1, ge=1)
     """Optimiser steps that the batch is cut into."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over the batch, each of ``minibatches`` optimiser steps."""
+    gradient_checkpointing: bool = False
+    """Keep one activation per layer and compute the others again: far less memory, about a third more time."""
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Self:
+        if self.schedule is not Schedule.CONSTANT and self.total_steps is None:
+            raise ValueError(
+                f"schedule={self.schedule.value!r} needs total_steps, the number of steps of the whole run"
+            )
+        if self.total_steps is not None and self.warmup_steps > self.total_steps:
+            raise ValueError(f"warmup_steps={self.warmup_steps} is more than total_steps={self.total_steps}")
+        return self
 
 
 class TrainRequest(Wire):

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from art.wire import Overlong, TokenRow, TrainOptions
 from art_backend.errors import BadRequestError
-from art_backend.training.advantages import EQUAL_WITHIN
+from art_backend.training.advantages import EQUAL_WITHIN, AdvantageFunction
 from art_backend.training.algorithms import PRESETS, Reduction
 from art_backend.training.packing import TrainingRow
 from art_backend.training.types import ScoredTrajectory, StepInput
@@ -35,11 +36,16 @@ class StepBatch:
     warnings: list[str] = field(default_factory=list[str])
 
 
-def build_batch(step: StepInput, *, vocabulary: int, max_length: int) -> StepBatch:
+def build_batch(
+    step: StepInput, *, vocabulary: int, max_length: int, advantage: AdvantageFunction | None = None
+) -> StepBatch:
     """Check the input of a step and give every trajectory its advantage.
 
     Advantages come from the rewards of all trajectories that were sent, also of those that the overlong policy drops:
     their rewards are samples of the same policy. Groups without a signal are dropped and counted.
+
+    Args:
+        advantage: Stands in for the algorithm's.
 
     Raises:
         BadRequestError: A value is wrong; ``param`` is its path.
@@ -58,27 +64,31 @@ def build_batch(step: StepInput, *, vocabulary: int, max_length: int) -> StepBat
     with np.errstate(
         over="ignore", invalid="ignore"
     ):  # extreme rewards are met by the guard against non-finite gradients
-        advantages = PRESETS[options.algorithm].advantage(rewards, options.scale_rewards)
+        advantages = (advantage or PRESETS[options.algorithm].advantage)(rewards, options.scale_rewards)
         deviations = [float(r.std()) for r in rewards if r.size > 1]
     trainable = [bool(np.abs(a).max() > EQUAL_WITHIN) for a in advantages]
     overlong = _Overlong(options.overlong, max_length)
     members: list[Member] = []
+    ages = _Ages(step.step - 1)
     for g, group in enumerate(step.groups):
         for t, trajectory in enumerate(group):
             rows = overlong.apply(trajectory.rows, f"groups.{g}.trajectories.{t}")
             member = Member([_training_row(row, float(advantages[g][t])) for row in rows if any(row.sampled)])
             if trainable[g] and member.trained_tokens:
                 members.append(member)
+                ages.add(g, rows)
     trajectories = sum(len(group) for group in step.groups)
     metrics = {
         "reward/mean": float(np.concatenate(rewards).mean()),
         "reward/std_dev": float(np.mean(deviations)) if deviations else 0.0,
         "data/step_num_groups_submitted": float(len(step.groups)),
         "data/step_num_groups_trainable": float(sum(trainable)) if members else 0.0,
+        "data/step_num_groups_dropped": float(len(trainable) - (sum(trainable) if members else 0)),
         "data/step_num_trajectories": float(trajectories),
         "data/step_num_trajectories_trained": float(len(members)),
         "data/step_num_overlong": float(overlong.count),
         "data/rows_per_trajectory": sum(len(t.rows) for group in step.groups for t in group) / trajectories,
+        **ages.metrics(),
     }
     reason = None if members else _why_nothing(trainable, overlong, options)
     return StepBatch(members=members, metrics=metrics, reason=reason, warnings=overlong.warnings())
@@ -103,6 +113,37 @@ def weigh(members: Sequence[Member], reduction: Reduction, max_length: int) -> l
             for row in rows:
                 row.weight = 1 / (max(len(members), 1) * max(max_length, 1))
     return rows
+
+
+class _Ages:
+    """How many policy versions ago trained tokens were sampled.
+
+    Args:
+        present: The version that training starts from.
+    """
+
+    def __init__(self, present: int) -> None:
+        self._present = present
+        self._ages: list[NDArray[np.int64]] = []
+        self._stale: set[int] = set()
+
+    def add(self, group: int, rows: Sequence[TokenRow]) -> None:
+        for row in rows:
+            versions = np.asarray(row.policy_versions, np.int64)[np.asarray(row.sampled, np.bool_)]
+            ages = np.maximum(self._present - versions, 0)
+            self._ages.append(ages)
+            if ages.any():
+                self._stale.add(group)
+
+    def metrics(self) -> dict[str, float]:
+        if not self._ages:
+            return {}
+        ages = np.concatenate(self._ages)
+        return {
+            "data/step_num_groups_stale": float(len(self._stale)),
+            "offpolicy/age_mean": float(ages.mean()),
+            "offpolicy/age_max": float(ages.max()),
+        }
 
 
 class _Overlong:

@@ -22,11 +22,17 @@ class TargetLogprobs:
     logprobs: Tensor
     """[N] float32; log-probability of each target. Carries the gradient."""
     entropy: Tensor
-    """[S] float32, in nats; without gradient, for metrics."""
+    """[S] float32, in nats. Carries the gradient where it was asked for."""
 
 
 def target_logprobs(
-    hidden: Tensor, head: Tensor, temperatures: Tensor, slots: Tensor, tokens: Tensor
+    hidden: Tensor,
+    head: Tensor,
+    temperatures: Tensor,
+    slots: Tensor,
+    tokens: Tensor,
+    *,
+    entropy_gradient: bool = False,
 ) -> TargetLogprobs:
     """Log-probabilities of target tokens under ``softmax(hidden @ headᵀ / temperature)``.
 
@@ -36,8 +42,9 @@ def target_logprobs(
         temperatures: [S] float32.
         slots: [N] int64, ascending; the slot that predicts each target.
         tokens: [N] int64; the target ids.
+        entropy_gradient: Whether the entropy is differentiated; costs one more product with the head.
     """
-    logprobs, entropy = _ChunkedLogprobs.apply(hidden, head, temperatures, slots, tokens)
+    logprobs, entropy = _ChunkedLogprobs.apply(hidden, head, temperatures, slots, tokens, entropy_gradient)
     return TargetLogprobs(logprobs, entropy)
 
 
@@ -59,11 +66,18 @@ class _ChunkedLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head: Tensor, temperatures: Tensor, slots: Tensor, tokens: Tensor
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        temperatures: Tensor,
+        slots: Tensor,
+        tokens: Tensor,
+        entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(slots.shape[0], dtype=torch.float32, device=hidden.device)
         entropy = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
-        keep = hidden.shape[0] * head.shape[0] * head.element_size() <= KEPT_BYTES and ctx.needs_input_grad[0]
+        small = hidden.shape[0] * head.shape[0] * head.element_size() <= KEPT_BYTES
+        keep = small and ctx.needs_input_grad[0] and not entropy_gradient
         kept: list[Tensor] = []
         for start, stop in _chunks(hidden.shape[0], head.shape[0]):
             scaled = _scaled_logits(hidden[start:stop], head, temperatures[start:stop])
@@ -76,20 +90,25 @@ class _ChunkedLogprobs(torch.autograd.Function):
             entropy[start:stop] = normaliser - torch.linalg.vecdot(probabilities, scaled)
             if keep:
                 kept.append(probabilities.to(head.dtype))
-        ctx.save_for_backward(hidden, head, temperatures, slots, tokens, logprobs, *kept)
-        ctx.mark_non_differentiable(entropy)
+        ctx.save_for_backward(hidden, head, temperatures, slots, tokens, logprobs, entropy, *kept)
+        ctx.entropy_gradient = entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, head, temperatures, slots, tokens, logprobs, *kept = ctx.saved_tensors
+        hidden, head, temperatures, slots, tokens, logprobs, entropy, *kept = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
         for i, (start, stop) in enumerate(_chunks(hidden.shape[0], head.shape[0])):
             temperature = temperatures[start:stop]
+            of_entropy = None
             if kept:
                 probabilities = kept[i]
             else:
                 scaled = _scaled_logits(hidden[start:stop], head, temperature)
+                if ctx.entropy_gradient:
+                    of_entropy = _entropy_gradient(scaled, entropy[start:stop], grads[1][start:stop] / temperature)
                 probabilities = torch.softmax(scaled, dim=-1, out=scaled).to(head.dtype)
             first, last = _targets_of(slots, start, stop)
             at = slots[first:last] - start
@@ -103,8 +122,16 @@ class _ChunkedLogprobs(torch.autograd.Function):
             found = torch.zeros_like(wanted).index_copy_(0, which, logprobs[first:last].exp())
             row = pairs // head.shape[0]
             grad_logits[row, pairs % head.shape[0]] = (wanted - found * per_slot[row]).to(head.dtype)
+            if of_entropy is not None:
+                grad_logits = grad_logits + of_entropy.to(head.dtype)
             grad_hidden[start:stop] = grad_logits @ head
-        return grad_hidden, None, None, None, None
+        return grad_hidden, None, None, None, None, None
+
+
+def _entropy_gradient(scaled: Tensor, entropy: Tensor, incoming: Tensor) -> Tensor:
+    """[n, V] float32: dH/dz = −p · (log p + H), times ``incoming`` [n]."""
+    log_p = torch.log_softmax(scaled, dim=-1)
+    return log_p.exp().mul_(log_p.add_(entropy[:, None])).mul_(-incoming[:, None])
 
 
 def _scaled_logits(hidden: Tensor, head: Tensor, temperatures: Tensor) -> Tensor:

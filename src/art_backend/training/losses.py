@@ -16,14 +16,19 @@ a token's objective is
 w is truncated importance sampling over tokens (Espeholt et al. 2018, arXiv:1802.01561; for the gap between trainer and engine:
 Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training"). Keeping w apart from the
 clipped ratio (Hilton et al. 2021, arXiv:2110.00641) means that a rounding gap can neither trip the clip nor be applied twice.
+
+The loss of a step is Σ weight · (−objective + kl_coef · k3 − entropy_coef · H), with H the entropy of the token's distribution.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+TokenLoss = Callable[["TokenBatch"], Tensor]
+"""A loss of the user's: the trained tokens of a pack → loss of each, [N]. Weights and reduction are the trainer's."""
 
 RatioLevel = Literal["token", "sequence"]
 Surrogate = Callable[[Tensor, Tensor, Tensor, float, float], Tensor]
@@ -52,7 +57,9 @@ class TokenBatch:
     start_logprobs: Tensor | None = None
     """log π_s; ``None`` while the policy is still the one of the step's start."""
     reference_logprobs: Tensor | None = None
-    """log-probability under the base model, for the KL term."""
+    """log-probability under the reference, for the KL term."""
+    entropy: Tensor | None = None
+    """H of the distribution that predicts the token, in nats; carries the gradient. ``None`` without an entropy term."""
 
 
 @dataclass(slots=True)
@@ -63,7 +70,7 @@ class PolicyLoss:
     policy: float
     """The surrogate part of the loss."""
     kl_reference: float
-    """Σ weight · k3; unscaled by its coefficient."""
+    """Σ k3 over trained tokens, neither weighed nor scaled."""
     clipped_low: int
     """Tokens whose gradient the lower range stopped."""
     clipped_high: int
@@ -94,10 +101,17 @@ def policy_loss(
     epsilon_high: float,
     importance_cap: float | None,
     kl_coef: float,
+    entropy_coef: float = 0.0,
+    negative_advantage_cap: float | None = None,
+    token_loss: TokenLoss | None = None,
 ) -> PolicyLoss:
-    """Return the loss of one pack: Σ weight · (−w · surrogate + kl_coef · k3).
+    """Return the loss of one pack: Σ weight · (−w · surrogate + kl_coef · k3 − entropy_coef · H).
 
     Non-finite values at tokens of weight 0 reach neither the loss nor any gradient.
+
+    Args:
+        negative_advantage_cap: Largest w · ρ of a token with a negative advantage.
+        token_loss: Stands in for −w · surrogate.
     """
     trained = batch.weights > 0
 
@@ -117,22 +131,62 @@ def policy_loss(
     if level == "sequence":
         log_ratio = _sequence_mean(log_ratio, batch.sequences, trained)
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    objective = surrogate(ratio, new, advantages, epsilon, epsilon_high)
+    if negative_advantage_cap is not None:
+        correction, ratio = _cap_negative(correction, ratio, advantages, negative_advantage_cap)
     weights = sane(batch.weights)
-    policy = -(weights * correction * objective).sum()
+    if token_loss is None:
+        policy = -(weights * correction * surrogate(ratio, new, advantages, epsilon, epsilon_high)).sum()
+    else:
+        seen = replace(
+            batch, logprobs=new, engine_logprobs=engine, advantages=advantages, weights=weights, start_logprobs=start
+        )
+        policy = (weights * sane(token_loss(seen))).sum()
+    loss = policy
     kl = torch.zeros_like(policy)
     if batch.reference_logprobs is not None:
-        kl = (weights * k3(logs(batch.reference_logprobs), new)).sum()
+        distance = sane(k3(logs(batch.reference_logprobs), new))
+        kl, loss = distance.detach().sum(), loss + kl_coef * (weights * distance).sum()
+    if batch.entropy is not None:
+        loss = loss - entropy_coef * (weights * sane(batch.entropy)).sum()
     with torch.no_grad():
         low = trained & (ratio < 1 - epsilon) & (advantages < 0)
         high = trained & (ratio > 1 + epsilon_high) & (advantages > 0)
     return PolicyLoss(
-        loss=policy + kl_coef * kl,
+        loss=loss,
         policy=policy.item(),
         kl_reference=kl.item(),
         clipped_low=int(low.sum()),
         clipped_high=int(high.sum()),
     )
+
+
+def shape_advantages(advantages: Tensor, kl: Tensor, mean: float, coef: float) -> Tensor:
+    """A + coef · (mean − kl): tokens that left the reference by more than the update's mean lose advantage, others gain; [N].
+
+    The distance as a reward instead of a loss (Ouyang et al. 2022, arXiv:2203.02155, eq. 2), centred so that it moves no
+    probability mass by itself.
+
+    Args:
+        advantages: [N]
+        kl: [N]; log π_s − log π_ref.
+        mean: Mean of ``kl`` over all tokens of the update.
+    """
+    return advantages + coef * (mean - kl)
+
+
+def log_ratio_to(reference_logprobs: Tensor, start_logprobs: Tensor) -> Tensor:
+    """log π_s − log π_ref, finite, clamped to ± ``MAX_LOG_RATIO``; shape [N]."""
+    return (start_logprobs.clamp(min=MIN_LOGPROB) - reference_logprobs.clamp(min=MIN_LOGPROB)).clamp(
+        -MAX_LOG_RATIO, MAX_LOG_RATIO
+    )
+
+
+def _cap_negative(correction: Tensor, ratio: Tensor, advantages: Tensor, cap: float) -> tuple[Tensor, Tensor]:
+    """Limit w · ρ to ``cap`` where A < 0; the clip of PPO has no such bound (dual clip, Ye et al. 2020, arXiv:1912.09729)."""
+    negative = advantages < 0
+    correction = torch.where(negative, correction.clamp(max=cap), correction)
+    limit = cap / correction
+    return correction, torch.where(negative & (ratio > limit), limit, ratio)
 
 
 def importance_weights(start_logprobs: Tensor, engine_logprobs: Tensor, cap: float) -> Tensor:

@@ -89,6 +89,7 @@ class StepMeter:
         """
         seconds = time.monotonic() - self._started
         values = {
+            **_device_memory(),
             "data/step_trainer_tokens": float(self._tokens) if self.updates else 0.0,
             "data/step_num_gradient_steps": float(self.updates),
             "data/step_num_gradient_steps_skipped": float(self.skipped),
@@ -102,7 +103,7 @@ class StepMeter:
         values |= {
             "data/packing_ratio": self._row_tokens / self._done,
             "loss/policy": sums["policy"] / parts,
-            "loss/kl_reference": sums["kl_reference"] / parts,
+            "loss/kl_reference": sums["kl_reference"] / n,
             "loss/entropy": sums["entropy"] / n,
             "loss/learning_rate": learning_rate,
             "loss/clip_fraction_low": sums["low"] / n,
@@ -118,3 +119,10 @@ class StepMeter:
         if self.updates:
             values["loss/grad_norm"] = sums["norm"] / self.updates
         return values
+
+
+def _device_memory() -> dict[str, float]:
+    """Most device memory that tensors ever took, where there is a device."""
+    if not torch.cuda.is_available():
+        return {}
+    return {"throughput/trainer_peak_device_memory_mb": torch.cuda.max_memory_allocated() / 2**20}

@@ -15,6 +15,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from peft.utils.save_and_load import get_peft_model_state_dict
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from art.wire import LoraSpec
 from art_backend.errors import ModelNotAvailableError
@@ -112,10 +113,39 @@ class Policy:
         return output.last_hidden_state[0]
 
     @contextlib.contextmanager
-    def without_adapter(self) -> Iterator[None]:
-        """The reference: the base model as it is."""
-        with self.model.disable_adapter(), torch.no_grad():
-            yield
+    def as_reference(self, directory: Path | None) -> Iterator[None]:
+        """Compute with other weights than the present ones, without gradients.
+
+        Args:
+            directory: A checkpoint of this model; ``None``: the base model as it is.
+
+        Raises:
+            ModelNotAvailableError: The checkpoint is another model's.
+        """
+        with torch.no_grad():
+            if directory is None:
+                with self.model.disable_adapter():
+                    yield
+                return
+            present = self.weights.clone()
+            try:
+                self.load_adapter(directory)
+                yield
+            finally:
+                self.weights.copy_(present)
+                self.publish_weights()
+
+    def set_checkpointing(self, on: bool) -> None:
+        """Keep one activation per layer for the backward pass, and compute the others again, or keep them all."""
+        if on == self._base.is_gradient_checkpointing:
+            return
+        if on:
+            self._base.gradient_checkpointing_enable({"use_reentrant": False})
+        else:
+            self._base.gradient_checkpointing_disable()
+        # Layers recompute only while they train; nothing inside of them may, or it would drop out.
+        for module in self._base.modules():
+            module.training = on and isinstance(module, GradientCheckpointingLayer)
 
     def publish_weights(self) -> None:
         """Copy the float32 weights into the parameters that compute."""

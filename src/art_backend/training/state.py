@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from art_backend.errors import StorageFailedError
@@ -70,30 +69,3 @@ def fingerprint_base(base_path: Path) -> str:
     for file in sorted(base_path.glob("*.safetensors")):
         digest.update(f"{file.name}:{file.stat().st_size}".encode())
     return digest.hexdigest()[:32]
-
-
-class FlatAdamW:
-    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) on one flat float32 tensor, by ``torch.optim``.
-
-    Args:
-        weights: [P]; updated in place.
-    """
-
-    def __init__(self, weights: Tensor) -> None:
-        self._weights = torch.nn.Parameter(weights)  # shares the storage
-        self._optimizer = torch.optim.AdamW([self._weights], lr=1.0, fused=True)
-
-    def step(self, gradient: Tensor, *, learning_rate: float, betas: tuple[float, float], weight_decay: float) -> None:
-        group = self._optimizer.param_groups[0]
-        group["lr"], group["betas"], group["weight_decay"] = learning_rate, betas, weight_decay
-        self._weights.grad = gradient
-        self._optimizer.step()
-        self._weights.grad = None
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The optimiser's state; empty before the first update."""
-        return dict(self._optimizer.state[self._weights])
-
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        state = {0: {name: tensor.clone() for name, tensor in tensors.items()}} if tensors else {}
-        self._optimizer.load_state_dict({"state": state, "param_groups": self._optimizer.state_dict()["param_groups"]})

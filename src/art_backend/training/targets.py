@@ -32,10 +32,15 @@ class PackTargets:
     rows: Tensor
     """[N] int64; index of the row that trains the token."""
 
-    def logprobs(self, hidden: Tensor, head: Tensor) -> TargetLogprobs:
+    def logprobs(self, hidden: Tensor, head: Tensor, *, entropy_gradient: bool = False) -> TargetLogprobs:
         """Log-probability of every target, for final hidden states [T, H] of the pack."""
         return target_logprobs(
-            hidden.index_select(0, self.positions), head, self.temperatures, self.slots, self.token_ids
+            hidden.index_select(0, self.positions),
+            head,
+            self.temperatures,
+            self.slots,
+            self.token_ids,
+            entropy_gradient=entropy_gradient,
         )
 
 

@@ -13,22 +13,27 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from art.wire import TrainOptions
-from art_backend.errors import ConflictError, ModelNotAvailableError, TrainerFailedError
+from art.wire import Optimizer, TrainOptions
+from art_backend.errors import (
+    BadRequestError,
+    ConflictError,
+    ModelNotAvailableError,
+    NotFoundError,
+    TrainerFailedError,
+)
 from art_backend.store.checkpoints import CheckpointStore
 from art_backend.training.algorithms import PRESETS
 from art_backend.training.attention import Kind
 from art_backend.training.batch import Member, build_batch, weigh
 from art_backend.training.canaries import CanaryProbe
-from art_backend.training.losses import TokenBatch, policy_loss
 from art_backend.training.memory import return_free_memory
 from art_backend.training.metrics import Progress, StepMeter
+from art_backend.training.optimizers import FlatAdamW, FlatOptimizer, load_optimizer, make_optimizer
 from art_backend.training.packing import Pack, pack_rows
 from art_backend.training.policy import Policy
+from art_backend.training.schedule import learning_rate
 from art_backend.training.state import (
-    FlatAdamW,
     TrainerState,
     fingerprint_base,
     read_state,
@@ -36,8 +41,9 @@ from art_backend.training.state import (
     write_state,
     write_tensors,
 )
-from art_backend.training.targets import PackTargets, read_targets
 from art_backend.training.types import Canary, ModelSetup, StepInput, StepOutput
+from art_backend.training.update import add_gradient, prepare
+from art_backend.training.user_code import load_advantage, load_loss
 
 MICRO_BATCH_TOKENS = {"cpu": 1_536, "cuda": 16_384}
 """Packed tokens per forward pass when the caller does not say, by device; more where rows are long."""
@@ -98,7 +104,7 @@ class Trainer:
         directory = self._store.verify(step) if step else None
         self._loaded = None
         policy = Policy(setup.base_path, setup.lora, precision=setup.precision, attention=self._attention)
-        optimizer = FlatAdamW(policy.weights)
+        optimizer: FlatOptimizer = FlatAdamW(policy.weights)
         state = TrainerState(step=0, base_model=fingerprint_base(setup.base_path))
         torch.manual_seed(setup.lora.seed)
         if directory is not None:
@@ -112,25 +118,30 @@ class Trainer:
             policy.load_adapter(directory)
             tensors = read_tensors(directory)
             torch.set_rng_state(tensors.pop(_RNG))
-            optimizer.load(tensors)
+            optimizer = load_optimizer(policy.weights, tensors)
             state = saved
         return _Loaded(policy, optimizer, state)
 
     def _step(self, step: StepInput, loaded: "_Loaded", on_progress: Progress) -> StepOutput:
         policy, options = loaded.policy, step.options
         started = time.monotonic()
-        batch = build_batch(step, vocabulary=policy.vocabulary, max_length=self._setup.max_sequence_length)
+        rate = learning_rate(options, step.step)
+        loaded.choose_optimizer(options.optimizer)
+        policy.set_checkpointing(options.gradient_checkpointing)
         preset = PRESETS[options.algorithm]
+        own = None if options.advantage is None else load_advantage(options.advantage, self._setup.user_code)
+        max_length = self._setup.max_sequence_length
+        batch = build_batch(step, vocabulary=policy.vocabulary, max_length=max_length, advantage=own)
         budget = options.micro_batch_tokens or _default_budget(batch.members, policy.device)
         parts = [
-            pack_rows(weigh(part, preset.reduction, self._setup.max_sequence_length), budget)
+            pack_rows(weigh(part, preset.reduction, max_length), budget)
             for part in _cut(batch.members, options.minibatches, seed=step.step)
         ]
-        meter = StepMeter(sum(pack.size for packs in parts for pack in packs), on_progress)
+        meter = StepMeter(sum(pack.size for packs in parts for pack in packs) * options.epochs, on_progress)
         reason, canaries = batch.reason, list[Canary]()
         if parts:
             probe = CanaryProbe.start([row for member in batch.members for row in member.rows], policy)
-            self._update_on(parts, options, loaded, meter)
+            self._update_on(parts, options, rate, loaded, meter)
             if meter.updates:
                 canaries = probe.finish(policy)
             else:
@@ -138,40 +149,43 @@ class Trainer:
         loaded.state = replace(loaded.state, step=step.step)
         saving = time.monotonic()
         checkpoint = self._save(loaded, changed=meter.updates > 0)
-        metrics = batch.metrics | meter.metrics(learning_rate=options.learning_rate, parts=max(len(parts), 1))
+        metrics = batch.metrics | meter.metrics(learning_rate=rate, parts=max(len(parts) * options.epochs, 1))
         metrics |= {"time/step_train_s": saving - started, "time/step_save_s": time.monotonic() - saving}
         return StepOutput(
             step=step.step,
             trained=meter.updates > 0,
             reason=reason,
             metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
-            warnings=batch.warnings + _warn_of_skips(meter),
+            warnings=batch.warnings + _warn_of_long_rows(batch.members, options) + _warn_of_skips(meter),
             checkpoint=checkpoint,
             canaries=canaries,
         )
 
-    def _update_on(self, parts: list[list[Pack]], options: TrainOptions, loaded: "_Loaded", meter: StepMeter) -> None:
-        """One update for each part of the step."""
-        policy = loaded.policy
-        targets = [[read_targets(pack, policy.device) for pack in packs] for packs in parts]
-        starts: list[list[Tensor | None]] = [[None] * len(packs) for packs in parts]
-        if len(parts) > 1:
-            # Later updates need the log-probabilities from before the first one.
-            with torch.no_grad():
-                starts = [
-                    [
-                        found.logprobs(policy.forward(pack), policy.head).logprobs
-                        for pack, found in zip(packs, part, strict=True)
-                    ]
-                    for packs, part in zip(parts, targets, strict=True)
-                ]
-        for packs, part, start in zip(parts, targets, starts, strict=True):
-            policy.gradient.zero_()
-            for pack, found, start_logprobs in zip(packs, part, start, strict=True):
-                _backward(policy, pack, found, start_logprobs, options, meter)
-            self._apply(options, loaded, meter)
+    def _update_on(
+        self, parts: list[list[Pack]], options: TrainOptions, rate: float, loaded: "_Loaded", meter: StepMeter
+    ) -> None:
+        """One update for each part of the step, in every epoch."""
+        token_loss = None if options.loss is None else load_loss(options.loss, self._setup.user_code)
+        work = prepare(parts, loaded.policy, options, self._reference(options))
+        for part in work * options.epochs:
+            loaded.policy.gradient.zero_()
+            for item in part:
+                add_gradient(loaded.policy, item, options, token_loss, meter)
+            self._apply(options, rate, loaded, meter)
 
-    def _apply(self, options: TrainOptions, loaded: "_Loaded", meter: StepMeter) -> None:
+    def _reference(self, options: TrainOptions) -> Path | None:
+        """Checkpoint of the reference policy; ``None``: the base model."""
+        if options.kl_coef == 0 or options.kl_reference_step == 0:
+            return None
+        try:
+            return self._store.verify(options.kl_reference_step)
+        except NotFoundError as error:
+            raise BadRequestError(
+                f"kl_reference_step: {error.message} Keep that checkpoint, or choose 0 for the base model.",
+                param="options.kl_reference_step",
+            ) from error
+
+    def _apply(self, options: TrainOptions, rate: float, loaded: "_Loaded", meter: StepMeter) -> None:
         """Clip the gradient and update the weights, or skip a gradient that is not finite."""
         gradient, state = loaded.policy.gradient, loaded.state
         norm = float(gradient.double().norm())
@@ -188,7 +202,7 @@ class Trainer:
             gradient.mul_(options.max_grad_norm / norm)
         loaded.optimizer.step(
             gradient,
-            learning_rate=options.learning_rate,
+            learning_rate=rate,
             betas=options.adam_betas,
             weight_decay=options.weight_decay,
         )
@@ -213,48 +227,22 @@ class Trainer:
 class _Loaded:
     """A model in memory, and where its training stands."""
 
-    def __init__(self, policy: Policy, optimizer: FlatAdamW, state: TrainerState) -> None:
+    def __init__(self, policy: Policy, optimizer: FlatOptimizer, state: TrainerState) -> None:
         self.policy = policy
         self.optimizer = optimizer
         self.state = state
 
-
-def _backward(
-    policy: Policy, pack: Pack, targets: PackTargets, start: Tensor | None, options: TrainOptions, meter: StepMeter
-) -> None:
-    """Add the gradient of one pack to the policy's."""
-    preset = PRESETS[options.algorithm]
-    reference = None
-    if options.kl_coef > 0:
-        with policy.without_adapter():
-            reference = targets.logprobs(policy.forward(pack), policy.head).logprobs
-    new = targets.logprobs(policy.forward(pack), policy.head)
-    loss = policy_loss(
-        TokenBatch(
-            logprobs=new.logprobs,
-            engine_logprobs=targets.engine_logprobs,
-            advantages=targets.advantages,
-            weights=targets.weights,
-            sequences=targets.rows,
-            start_logprobs=start,
-            reference_logprobs=reference,
-        ),
-        level=preset.level,
-        surrogate=preset.surrogate,
-        epsilon=preset.epsilon if options.epsilon is None else options.epsilon,
-        epsilon_high=_upper_range(options),
-        importance_cap=options.importance_cap,
-        kl_coef=options.kl_coef,
-    )
-    loss.loss.backward()
-    meter.add_pack(
-        pack,
-        loss,
-        start=new.logprobs.detach() if start is None else start,
-        engine=targets.engine_logprobs,
-        entropy=new.entropy.detach()[targets.slots],
-        rows=targets.rows,
-    )
+    def choose_optimizer(self, kind: Optimizer) -> None:
+        """Raises BadRequestError: Training began with another one, whose moments this one cannot read."""
+        if kind is self.optimizer.kind:
+            return
+        if self.state.optimizer_steps:
+            raise BadRequestError(
+                f"optimizer={kind.value!r}: the first {self.state.optimizer_steps} updates of this model were made by "
+                f"{self.optimizer.kind.value!r}, whose moments are in its checkpoints. Go on with that one.",
+                param="options.optimizer",
+            )
+        self.optimizer = make_optimizer(kind, self.policy.weights)
 
 
 def _default_budget(members: Sequence[Member], device: torch.device) -> int:
@@ -263,14 +251,16 @@ def _default_budget(members: Sequence[Member], device: torch.device) -> int:
     return max(MICRO_BATCH_TOKENS[device.type], longest * 3 // 2)
 
 
-def _upper_range(options: TrainOptions) -> float:
-    """The upper clip range: as asked for, else symmetric to a lower one that was asked for, else the algorithm's own."""
-    if options.epsilon_high is not None:
-        return options.epsilon_high
-    preset = PRESETS[options.algorithm]
-    if options.epsilon is not None and preset.epsilon == preset.epsilon_high:
-        return options.epsilon
-    return preset.epsilon_high
+def _warn_of_long_rows(members: Sequence[Member], options: TrainOptions) -> list[str]:
+    lengths = [row.token_ids.size for member in members for row in member.rows]
+    budget = options.micro_batch_tokens or max(lengths, default=0)
+    longer = [length for length in lengths if length > budget]
+    if not longer:
+        return []
+    return [
+        f"{len(longer)} rows are longer than micro_batch_tokens={budget} (longest: {max(longer)}). They are trained whole, in packs "
+        "of their own, which takes more memory than asked for."
+    ]
 
 
 def _cut(members: Sequence[Member], minibatches: int, seed: int) -> list[list[Member]]:

@@ -29,6 +29,8 @@ class ModelSetup:
     """Directory that holds one directory per step."""
     precision: Precision = "auto"
     """Type of the computation; ``auto`` takes bfloat16 where the hardware multiplies it faster."""
+    user_code: Path | None = None
+    """Directory whose modules may define advantages and losses; ``None``: no user code is loaded."""
 
 
 @dataclass(slots=True)

@@ -51,6 +51,7 @@ def encode_setup(setup: ModelSetup) -> dict[str, Any]:
         "max_sequence_length": setup.max_sequence_length,
         "checkpoints": str(setup.checkpoints),
         "precision": setup.precision,
+        "user_code": None if setup.user_code is None else str(setup.user_code),
     }
 
 
@@ -61,6 +62,7 @@ def decode_setup(data: dict[str, Any]) -> ModelSetup:
         max_sequence_length=data["max_sequence_length"],
         checkpoints=Path(data["checkpoints"]),
         precision=data["precision"],
+        user_code=None if data["user_code"] is None else Path(data["user_code"]),
     )
 
 

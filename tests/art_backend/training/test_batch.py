@@ -58,6 +58,7 @@ def test_groups_without_a_signal_are_dropped_and_counted(make_row):
     assert batch.reason is None
     assert batch.metrics["data/step_num_groups_submitted"] == 3
     assert batch.metrics["data/step_num_groups_trainable"] == 1
+    assert batch.metrics["data/step_num_groups_dropped"] == 2
     assert batch.metrics["data/step_num_trajectories"] == 6
     assert batch.metrics["reward/mean"] == pytest.approx(10 / 6)
     assert batch.metrics["reward/std_dev"] == pytest.approx((0 + np.sqrt(2 / 3)) / 2)
@@ -119,3 +120,20 @@ def test_a_trajectory_without_trained_tokens_counts_only_in_the_baseline(make_ro
     )
     assert len(batch.members) == 1
     assert batch.members[0].rows[0].advantage == pytest.approx(1, abs=1e-4)
+
+
+def test_the_age_of_what_is_trained_is_told(make_row):
+    """Step 5 trains version 4: two tokens of version 4, four of version 1 and two of version 2."""
+
+    def of_version(version, n):
+        row = make_row([1], [2] * n)
+        row.policy_versions[1:] = [version] * n
+        return row
+
+    rewards = ([0, of_version(4, 1)], [1, of_version(4, 1)]), ([0, of_version(1, 4)], [1, of_version(2, 2)])
+    equal = ([1, of_version(0, 9)], [1, of_version(0, 9)])  # dropped: its age does not matter
+    groups = [[ScoredTrajectory(r, [row]) for r, row in group] for group in (*rewards, equal)]
+    metrics = build_batch(StepInput(groups, TrainOptions(), 5), vocabulary=61, max_length=64).metrics
+    assert metrics["data/step_num_groups_stale"] == 1
+    assert metrics["offpolicy/age_mean"] == (4 * 3 + 2 * 2) / 8
+    assert metrics["offpolicy/age_max"] == 3

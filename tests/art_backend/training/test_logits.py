@@ -45,6 +45,35 @@ def test_values_and_gradients_equal_the_plain_computation(chunk, kept, monkeypat
     torch.testing.assert_close(results[0][2], results[1][2], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("kept", [0, 10**9])
+def test_the_gradient_of_the_entropy_equals_the_plain_computation(chunk, kept, monkeypatch):
+    monkeypatch.setattr(logits, "KEPT_BYTES", kept)
+    hidden, head, temperatures, slots, tokens = problem()
+    weights, more = torch.randn(8), torch.randn(7)
+    gradients = []
+    for chunked in (True, False):
+        hidden.grad = None
+        if chunked:
+            out = target_logprobs(hidden, head, temperatures, slots, tokens, entropy_gradient=True)
+            logprobs, entropy = out.logprobs, out.entropy
+        else:
+            log_p = torch.log_softmax(hidden @ head.T / temperatures[:, None], dim=-1)
+            logprobs, entropy = log_p[slots, tokens], -(log_p.exp() * log_p).sum(-1)
+        ((logprobs * weights).sum() + (entropy * more).sum()).backward()
+        assert hidden.grad is not None
+        gradients.append(hidden.grad.clone())
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)
+
+
+def test_the_entropy_of_a_certain_token_has_no_gradient_and_no_nan():
+    hidden = torch.tensor([[1e4, 0.0]]).requires_grad_()
+    head, ones, zero = torch.eye(2), torch.ones(1), torch.tensor([0])
+    out = target_logprobs(hidden, head, ones, zero, zero, entropy_gradient=True)
+    out.entropy.sum().backward()
+    assert hidden.grad is not None
+    assert hidden.grad.tolist() == [[0.0, 0.0]]
+
+
 def test_the_gradient_of_a_confident_token_survives_bfloat16():
     """p = 0.9995: rounded to bfloat16 it is 1, and the gradient would be nothing or noise."""
     head = torch.tensor([[7.6, 0.0], [0.0, 1.0]]).bfloat16()

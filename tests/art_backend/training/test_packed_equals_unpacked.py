@@ -92,7 +92,7 @@ def test_on_random_trees(policy, drawn, budget):
 
 def test_the_reference_is_the_base_model(policy, plain):
     ids = [1, 5, 9, 2, 40, 3]
-    with policy.without_adapter():
+    with policy.as_reference(None):
         (pack,) = pack_rows([training_row(ids, [0, 1, 1, 1, 1, 1], 1.0)], 100)
         targets = read_targets(pack, policy.device)
         ours = targets.logprobs(policy.forward(pack), policy.head).logprobs
@@ -107,7 +107,7 @@ def test_the_adapter_changes_the_policy_but_not_its_gradient_s_home(policy):
     targets = read_targets(pack, policy.device)
     with torch.no_grad():
         adapted = targets.logprobs(policy.forward(pack), policy.head).logprobs
-    with policy.without_adapter():
+    with policy.as_reference(None):
         reference = targets.logprobs(policy.forward(pack), policy.head).logprobs
     assert (adapted - reference).abs().max() > 1e-3
     policy.gradient.zero_()
