@@ -1,7 +1,12 @@
 """Fixtures that several areas share."""
 
 import pytest
+from hypothesis import settings
 from tests.support.tiny import build_tiny_model
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
