@@ -1,5 +1,8 @@
 """Fixtures that several areas share."""
 
+import json
+from typing import Any
+
 import pytest
 from hypothesis import settings
 from tests.support.tiny import build_tiny_model
@@ -15,3 +18,14 @@ def tiny_model_path(tmp_path_factory):
     path = tmp_path_factory.mktemp("models") / "tiny"
     build_tiny_model(path)
     return path
+
+
+@pytest.fixture
+def read_history():
+    """Read the rows of a model's ``history.jsonl``."""
+
+    def read(model: Any) -> list[dict[str, Any]]:
+        with model._path("history.jsonl").open() as rows:
+            return [json.loads(line) for line in rows]
+
+    return read

@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from art.wire import ApiError, ApiErrorBody, ErrorCode
 from art_backend.api import build_api, service_only
 from art_backend.errors import ServiceError
+from art_backend.exposition import build_exposition
 from art_backend.gateway.app import build_gateway
 from art_backend.gateway.rollouts import build_rollouts
 from art_backend.service import Service
@@ -44,6 +45,7 @@ def build_app(service: Service, on_start: Callable[[], None] = lambda: None) -> 
     )
     app.include_router(build_api(service))
     app.include_router(build_rollouts(service.captures, service_only(service), service.policy))
+    app.include_router(build_exposition(service, service_only(service)))
     app.include_router(build_gateway(service, service.captures, service.keyring.identify))
 
     @app.exception_handler(ServiceError)

@@ -27,6 +27,7 @@ from art_backend.process import DeadlineExceededError, ProcessDiedError
 from art_backend.serving import ServedPolicy
 from art_backend.training.process import TrainerProcess
 from art_backend.training.types import Canary, ScoredTrajectory, StepInput, StepOutput
+from art_backend.utilisation import age_metrics, token_ages
 
 T = TypeVar("T")
 
@@ -101,13 +102,22 @@ class StepRunner:
                 report(TrainProgress(phase="resuming"))
             finally:
                 self._host.gate.open()
+            spent = self._policy.account()
+        ages = token_ages(groups, step - 1)
+        self._policy.ages.update(ages)
         return TrainResult(
             step=output.step,
             trained=output.trained,
             reason=output.reason,
             warnings=output.warnings,
             checkpoint=str(output.checkpoint),
-            metrics={**output.metrics, **clock.laps, "offpolicy/canary_gap": difference},
+            metrics={
+                **output.metrics,
+                **clock.laps,
+                **spent.metrics(),
+                **age_metrics(ages),
+                "offpolicy/canary_gap": difference,
+            },
         )
 
     async def _train(self, step: StepInput, report: Report) -> StepOutput:

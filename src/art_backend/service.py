@@ -31,6 +31,7 @@ from art_backend.store.database import open_database
 from art_backend.store.runs import RunStore
 from art_backend.training.process import TrainerProcess
 from art_backend.training.types import ModelSetup, ScoredTrajectory
+from art_backend.utilisation import EngineMeter
 
 MAX_LORA_RANK = 512
 """The largest rank that can be registered (``LoraSpec``), so the engine must take it."""
@@ -95,6 +96,10 @@ class Service:
 
     def served(self) -> list[ServedPolicy]:
         return list(self._policies.values())
+
+    def meters(self) -> list[tuple[str, EngineMeter]]:
+        """The meter of each engine, by the name of its base model."""
+        return [(name, host.gate.meter) for name, host in self._hosts.items()]
 
     def policy(self, project: str, name: str) -> ServedPolicy:
         """Raises NotFoundError for a model that is not registered."""

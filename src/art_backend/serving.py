@@ -23,6 +23,7 @@ from art_backend.inference.client import EngineClient, EngineUnreachableError
 from art_backend.inference.process import EngineProcess, EngineSettings
 from art_backend.process import DeadlineExceededError, ProcessDiedError
 from art_backend.store.checkpoints import CheckpointStore
+from art_backend.utilisation import EngineMeter, EngineTime
 
 MAX_RESTARTS = 3
 """Engine deaths in a row, without a successful lease between them, after which the service gives up."""
@@ -41,7 +42,12 @@ class Gate:
         self._timeout_s = timeout_s
         self._open = asyncio.Event()
         self._open.set()
-        self.waiting = 0
+        self.meter = EngineMeter()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that are held now."""
+        return self.meter.held
 
     async def enter(self) -> None:
         """Return once the gate is open.
@@ -51,18 +57,17 @@ class Gate:
         """
         if self._open.is_set():
             return
-        self.waiting += 1
-        try:
-            await asyncio.wait_for(self._open.wait(), self._timeout_s)
-        except TimeoutError:
-            raise BusyError(
-                f"The policy is still being updated after {self._timeout_s:g} s. Try again.", retry_after_s=10
-            ) from None
-        finally:
-            self.waiting -= 1
+        with self.meter.hold():
+            try:
+                await asyncio.wait_for(self._open.wait(), self._timeout_s)
+            except TimeoutError:
+                raise BusyError(
+                    f"The policy is still being updated after {self._timeout_s:g} s. Try again.", retry_after_s=10
+                ) from None
 
     def close(self) -> None:
         self._open.clear()
+        self.meter.set_paused(True)
 
     @property
     def is_closed(self) -> bool:
@@ -70,6 +75,7 @@ class Gate:
 
     def open(self) -> None:
         self._open.set()
+        self.meter.set_paused(False)
 
 
 class EngineHost:
@@ -191,6 +197,9 @@ class ServedPolicy:
         self.renderer = renderer
         self.max_sequence_length = max_sequence_length
         self.step = checkpoints.latest_step()
+        self.ages: Counter[int] = Counter()
+        """Tokens trained since the service started, by age in policy versions."""
+        self._accounted = host.gate.meter.read()
         self._keep_versions = keep_versions
         self._leases: Counter[int] = Counter()
         self._recent: list[int] = []
@@ -208,7 +217,8 @@ class ServedPolicy:
         self._leases[version] += 1
         try:
             client = await self.load(version)
-            yield Lease(client, self.engine_name(version), version)
+            with self.host.gate.meter.call():
+                yield Lease(client, self.engine_name(version), version)
             self.host.note_success()
         except (EngineUnreachableError, ProcessDiedError, DeadlineExceededError) as error:
             raise await self.host.explain_failure(error) from error
@@ -231,6 +241,12 @@ class ServedPolicy:
                 await self.host.load(name, self.checkpoints.path(step))
                 await self._retire(keep=step)
         return process.client
+
+    def account(self) -> EngineTime:
+        """How the engine's time was spent since this was last asked."""
+        spent = self.host.gate.meter.read()
+        before, self._accounted = self._accounted, spent
+        return spent.since(before)
 
     def leased_steps(self) -> list[int]:
         """Versions that somebody holds a lease on."""

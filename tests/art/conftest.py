@@ -1,7 +1,6 @@
 """A small service that speaks the control API, scripted by the test: what the client is tested against."""
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -208,14 +207,3 @@ def make_choice():
         return Choice.model_validate({"index": 0, "finish_reason": "stop", "message": message, **reference, **fields})
 
     return make
-
-
-@pytest.fixture
-def read_history():
-    """Read the rows of a model's ``history.jsonl``."""
-
-    def read(model: Any) -> list[dict[str, Any]]:
-        with model._path("history.jsonl").open() as rows:
-            return [json.loads(line) for line in rows]
-
-    return read

@@ -1,0 +1,118 @@
+"""``art.train`` on a real service: what overlaps, and what must come out the same."""
+
+import asyncio
+import hashlib
+import itertools
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+import art
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def make_model(tiny_model_path, tmp_path, name="agent"):
+    return art.TrainableModel(name=name, project="test", base_model=str(tiny_model_path), base_path=str(tmp_path))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend(tmp_path_factory):
+    """One service for all tests here."""
+    backend = art.LocalBackend(path=str(tmp_path_factory.mktemp("art")))
+    yield backend
+    await backend.close()
+
+
+async def ask(model, rollout, messages, **options):
+    answer = await rollout.openai_client().chat.completions.create(
+        model=model.name, messages=messages, max_tokens=4, **options
+    )
+    messages += [{"role": "assistant", "content": answer.choices[0].message.content}, {"role": "user", "content": "?"}]
+
+
+async def test_environments_work_while_the_trainer_does_and_no_call_fails(
+    backend, tiny_model_path, tmp_path, read_history
+):
+    """The first scenario's agents make their second call in the middle of the first step: it is held, then answered by the
+    new version."""
+    model = make_model(tiny_model_path, tmp_path)
+    await model.register(backend)
+    rollouts, members = {}, itertools.count()
+
+    async def rollout(model, scenario):
+        member = next(members)
+        async with model.rollout() as run:
+            rollouts.setdefault(scenario, []).append(run.id)
+            messages = [{"role": "user", "content": f"{scenario}"}]
+            await ask(model, run, messages)
+            if scenario == 0:
+                while (await backend.get_health()).processes[0].state != "paused":
+                    await asyncio.sleep(0.005)
+            await ask(model, run, messages)
+            return run.trajectory(reward=float(member % 2))
+
+    done = await art.train(
+        model,
+        rollout,
+        range(6),
+        groups_per_step=2,
+        group_size=2,
+        max_staleness=1,
+        learning_rate=1e-3,
+        rollout_timeout_s=60,
+        show_progress=False,
+    )
+    rows = [row for row in read_history(model) if "train/reward" in row]
+    assert (done.step, [row["step"] for row in rows]) == (3, [1, 2, 3])
+    assert [row["train/exception_rate"] for row in rows] == [0, 0, 0]
+    held = [row for one in rollouts[0] for row in (await backend.get_rollout_rows(one)).rows]
+    versions = [[v for v, sampled in zip(row.policy_versions, row.sampled, strict=True) if sampled] for row in held]
+    assert all(set(found) == {0, 1} and found == sorted(found) for found in versions), versions
+    for row in rows:
+        shares = [row[f"throughput/engine_{part}_share"] for part in ("busy", "idle", "paused")]
+        assert sum(shares) == pytest.approx(1)
+        assert min(shares) > 0
+        assert row["pipeline/staleness_max"] <= 1
+        assert row["offpolicy/staleness_max"] <= 1
+    assert rows[0]["pipeline/held_calls_mean"] > 0
+    assert 0 < max(row.get("offpolicy/staleness_1_share", 0) for row in rows) < 1
+    assert max(row["offpolicy/logprob_gap_row_max"] for row in rows if row["offpolicy/staleness_max"] == 0) < 0.03
+    assert rows[-1]["time/cum/engine_busy_s"] == pytest.approx(sum(row["time/step_engine_busy_s"] for row in rows))
+
+
+async def test_without_staleness_the_weights_are_those_of_the_explicit_form(backend, tiny_model_path, tmp_path):
+    """Bit for bit, as the rollouts are seeded."""
+
+    async def rollout(model, seed):
+        async with model.rollout() as run:
+            messages = [{"role": "user", "content": f"{seed}"}]
+            await ask(model, run, messages, seed=seed)
+            await ask(model, run, messages, seed=seed + 1)
+            return run.trajectory(reward=float(len(messages[1]["content"])))
+
+    async def member(model, scenario):
+        """Members of a group differ in their seed, whichever begins first."""
+        number = numbers.setdefault((model.name, scenario), itertools.count())
+        return await rollout(model, 100 * scenario + 10 * next(number))
+
+    numbers = {}
+    explicit, looped = (make_model(tiny_model_path, tmp_path, name) for name in ("explicit", "looped"))
+    await explicit.register(backend)
+    await looped.register(backend)
+    for step in range(2):
+        groups = await art.gather_trajectory_groups(
+            (art.TrajectoryGroup(member(explicit, s) for _ in range(4)) for s in (2 * step, 2 * step + 1)),
+            pbar_desc=None,
+        )
+        result = await backend.train(explicit, groups, learning_rate=1e-3)
+    assert result.metrics["data/step_num_gradient_steps"] == 1
+    await art.train(looped, member, range(4), groups_per_step=2, group_size=4, learning_rate=1e-3, show_progress=False)
+
+    async def digest(model):
+        last = (await backend.list_checkpoints(model))[-1]
+        assert last.step == 2
+        return hashlib.sha256((Path(last.path) / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+    assert await digest(explicit) == await digest(looped)
