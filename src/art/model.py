@@ -18,6 +18,8 @@ from typing_extensions import TypeVar
 
 from art import log_rows
 from art.backend import Backend, MetricSink, RolloutSource
+from art.history import best_step, read_history
+from art.loggers import Logger, check_names, open_logger, wanted
 from art.metrics import MetricsBuilder
 from art.metrics_taxonomy import average_metric_samples, summarize_trajectory_groups
 from art.rollout import Rollout
@@ -25,13 +27,13 @@ from art.state import append_line, deep_merge, locked, read_json, write_json
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import TrainConfig, TrainSFTConfig
 from art.utils.output_dirs import get_output_dir_from_model_properties, get_trajectories_split_dir
-from art.wandb_logging import WandbLogger, is_enabled
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
     from art import dev
     from art.costs import CostCalculator
+    from art.loggers.wandb import WandbLogger
 
 ModelConfig = TypeVar("ModelConfig", bound=BaseModel | None, default=Any)
 StateType = TypeVar("StateType", bound=Mapping[str, Any], default=dict[str, Any])
@@ -62,18 +64,20 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
     base_path: str = ".art"
     """Where everything that is logged lies: ``{base_path}/{project}/models/{name}``."""
     report_metrics: list[str] | None = None
-    """Loggers beside ``history.jsonl``, such as ``["wandb"]``; ``None``: those whose keys are set; ``[]``: none."""
+    """Loggers beside ``history.jsonl``: ``"mlflow"``, ``"tensorboard"``, ``"trackio"``, ``"wandb"``. ``None``: W&B if
+    ``WANDB_API_KEY`` is set; ``[]``: none."""
 
     _backend: Backend | None = PrivateAttr(default=None)
     _client: "tuple[tuple[Any, ...], AsyncOpenAI] | None" = PrivateAttr(default=None)
     _builder: MetricsBuilder | None = PrivateAttr(default=None)
-    _wandb: WandbLogger | None = PrivateAttr(default=None)
+    _loggers: dict[str, Logger] = PrivateAttr(default_factory=dict[str, Logger])
     _created: float = PrivateAttr(default=0.0)
     _last_train_log: float = PrivateAttr(default=0.0)
     _last_train_step: int | None = PrivateAttr(default=None)
 
     def __init__(self, **data: Any) -> None:
         super().__init__(**data)
+        check_names(self.report_metrics)
         self._created = time.time()
         self._last_train_log = time.monotonic()
 
@@ -266,8 +270,8 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
         stamps = {"training_step": float(step), "time/wall_clock_sec": max(0.0, time.time() - self._created)}
         record = {**log_rows.finite(row), **stamps, "step": step, "recorded_at": datetime.now().isoformat()}
         append_line(self._path("history.jsonl"), json.dumps(record))
-        if is_enabled(self.report_metrics):
-            self._wandb_logger().log({**row, **stamps})
+        for kind in wanted(self.report_metrics):
+            self._logger(kind).log({**row, **stamps}, step)
 
     def update_wandb_config(self, update: dict[str, Any]) -> None:
         """Merge into the config of the model's W&B run. Values may be repeated, not changed.
@@ -279,13 +283,16 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
         self._wandb_logger().update_config(update)
 
     def _get_wandb_run(self) -> Any:
-        """The model's W&B run; ``None`` without ``WANDB_API_KEY``."""
+        """The model's W&B run; ``None`` without ``WANDB_API_KEY`` unless W&B is offline."""
         return self._wandb_logger().run()
 
-    def _wandb_logger(self) -> WandbLogger:
-        if self._wandb is None:
-            self._wandb = WandbLogger(self.project, self.name)
-        return self._wandb
+    def _wandb_logger(self) -> "WandbLogger":
+        return cast("WandbLogger", self._logger("wandb"))
+
+    def _logger(self, kind: str) -> Logger:
+        if kind not in self._loggers:
+            self._loggers[kind] = open_logger(kind, self.project, self.name, self._path())
+        return self._loggers[kind]
 
     async def _send_to_backend(self, row: Mapping[str, float], split: str, step: int) -> None:
         if row and isinstance(self._backend, MetricSink):
@@ -391,7 +398,7 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
     async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> None:
         """Delete all checkpoints but the latest and the one with the highest mean of a metric in ``history.jsonl``."""
         latest = await self.get_step()
-        best = self._best_step(best_checkpoint_metric)
+        best = best_step(read_history(self._path("history.jsonl")), best_checkpoint_metric)
         if best is None:
             print(
                 f"{self.name}: no {best_checkpoint_metric!r} was logged, so only the latest checkpoint is kept",
@@ -407,19 +414,6 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
 
     def set_cost_calculator(self, calculator: "CostCalculator | None") -> None:
         self._cost_calculator = calculator
-
-    def _best_step(self, metric: str) -> int | None:
-        path = self._path("history.jsonl")
-        if not path.exists():
-            return None
-        values: dict[int, list[float]] = {}
-        with path.open(encoding="utf-8") as rows:
-            for line in rows:
-                row = cast(dict[str, Any], json.loads(line))
-                if isinstance(value := row.get(metric), (int, float)):
-                    values.setdefault(int(row["step"]), []).append(float(value))
-        means = {step: sum(found) / len(found) for step, found in sorted(values.items())}
-        return max(means, key=means.__getitem__) if means else None
 
 
 def _running_loop() -> "weakref.ref[asyncio.AbstractEventLoop] | None":

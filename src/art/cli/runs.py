@@ -1,11 +1,12 @@
 """``art runs`` and ``art show``: what was trained here, from the metric histories on disk."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from art.history import read_history
 
 _HISTORY = "history.jsonl"
 _PATH_OPTION = typer.Option(help="Directory to search.")
@@ -39,16 +40,7 @@ class History:
 
 def find_histories(path: Path) -> list[History]:
     """Every model below ``path`` that something was logged of. A last line that was cut off is left out."""
-    histories: list[History] = []
-    for file in sorted(path.glob(f"**/models/*/{_HISTORY}")):
-        rows: list[dict[str, Any]] = []
-        for line in file.read_text(encoding="utf-8").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
-        histories.append(History(file.parent, rows))
-    return histories
+    return [History(file.parent, read_history(file)) for file in sorted(path.glob(f"**/models/*/{_HISTORY}"))]
 
 
 def runs(path: Annotated[Path, _PATH_OPTION] = Path(".art")) -> None:

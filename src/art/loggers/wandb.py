@@ -1,4 +1,4 @@
-"""Logging to Weights & Biases, when it is asked for or its key is set."""
+"""Weights & Biases: needs ``WANDB_API_KEY``, or ``WANDB_MODE=offline`` to write files that are sent later."""
 
 import os
 from collections.abc import Mapping
@@ -12,13 +12,6 @@ _SECTIONS = ("reward", "loss", "throughput", "costs", "time", "data", "train", "
 _STEP = "training_step"
 
 
-def is_enabled(report_metrics: list[str] | None) -> bool:
-    """Whether rows go to W&B: asked for by name, or, by default, when ``WANDB_API_KEY`` is set."""
-    if report_metrics is None:
-        return bool(os.environ.get("WANDB_API_KEY"))
-    return "wandb" in report_metrics
-
-
 class WandbLogger:
     """The W&B run of one model: started when first needed, resumed after a restart."""
 
@@ -30,19 +23,19 @@ class WandbLogger:
         self._cost_keys: set[str] = set()
 
     def run(self) -> Any:
-        """The run; ``None`` without a key.
+        """The run; ``None`` if W&B has no key and is not offline.
 
         Raises:
             MissingExtraError: There is a key, but W&B is not installed.
         """
-        if not os.environ.get("WANDB_API_KEY"):
+        if not os.environ.get("WANDB_API_KEY") and os.environ.get("WANDB_MODE") != "offline":
             return None
         if self._run is None or self._run._is_finished:
             self._run = self._start()
         return self._run
 
-    def log(self, row: Mapping[str, float]) -> None:
-        """Send a row of prefixed metrics."""
+    def log(self, row: Mapping[str, float], step: int) -> None:
+        """Send a row of prefixed metrics; its ``training_step`` is the axis, not W&B's own count."""
         run = self.run()
         if run is None:
             return
