@@ -1,20 +1,22 @@
-"""Rewards: judging trajectories against each other."""
+"""Rewards: a judge that compares trajectories, a model that learned what people prefer."""
 
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from art.rewards.reward_model import PreferencePair, RewardModel, RewardReport, ScoredExample
     from art.rewards.ruler import ruler, ruler_score_group
 
-__all__ = ["ruler", "ruler_score_group"]
+__all__ = ["PreferencePair", "RewardModel", "RewardReport", "ScoredExample", "ruler", "ruler_score_group"]
 
 
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
     if name in __all__:
-        return getattr(import_module("art.rewards.ruler"), name)
+        home = "ruler" if name.startswith("ruler") else "reward_model"
+        return getattr(import_module(f"art.rewards.{home}"), name)
     raise AttributeError(f"module 'art.rewards' has no attribute {name!r}")
 
 

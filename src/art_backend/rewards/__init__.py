@@ -1,0 +1,1 @@
+"""Reward models: trained from preferences by TRL's ``RewardTrainer``, calibrated, and served in batches."""
