@@ -3,10 +3,10 @@
 import json
 import math
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from art.active import no_capture
@@ -30,9 +30,16 @@ give each a score between 0 and 1, by these rules:
 
 {rubric}
 
-Score every trajectory exactly once, under its id, with a short explanation before the score."""
+Score every trajectory exactly once, under its id, with a short explanation before the score. Answer with JSON that matches \
+this schema, and nothing else:
+
+{schema}"""
 
 _OBJECTION = "That answer cannot be used: {problem} Answer again, with JSON that matches the schema and nothing else."
+
+_ELIDED = "\n[… {count} characters were left out here, to show the trajectory in the space there is …]\n"
+_LEAST_CHARACTERS = 400
+"""What is shown of each text at least, half of its beginning and half of its end."""
 
 Judge = Callable[[list[dict[str, Any]]], Awaitable[str]]
 """Takes chat messages and returns the judge's answer: JSON that matches ``Response``."""
@@ -82,16 +89,19 @@ async def ruler(
     rubric: str = DEFAULT_RUBRIC,
     tools: Sequence[Any] | None = None,
     *,
+    max_characters: int = 400_000,
     debug: bool = False,
 ) -> list[TrajectoryScore]:
     """Score trajectories against each other.
 
     Args:
-        message_lists: One conversation per trajectory. What all begin with is shown once.
+        message_lists: One conversation per trajectory. What all begin with is shown once, and so are identical ones.
         judge_model: A litellm model name, an OpenAI client with a model name, or a function that asks a judge.
         extra_litellm_params: Further arguments of the call.
         rubric: How to score.
         tools: What the agent could call.
+        max_characters: What the judge can be shown in all. Of longer trajectories the middles of the longest texts are left
+            out, with a mark that says how much, and a warning.
         debug: Print the judge's answers.
 
     Returns:
@@ -103,15 +113,13 @@ async def ruler(
     lists = [list(messages) for messages in message_lists]
     if not lists:
         return []
-    identical = all(messages == lists[0] for messages in lists[1:])
-    if identical and len(lists) > 1:
+    firsts = [lists.index(messages) for messages in lists]
+    shown = {str(i + 1): lists[i] for i in sorted(set(firsts))}
+    if len(lists) > 1 and len(shown) == 1:
         print("warning: all trajectories are identical, so all get the same score", file=sys.stderr)
-    shown = lists[:1] if identical else lists
-    messages = _prompt(shown, rubric, tools)
-    scores = await _ask(messages, len(shown), judge_model, dict(extra_litellm_params or {}), debug)
-    if identical:
-        return [scores[0].model_copy(update={"trajectory_id": str(n)}) for n in range(1, len(lists) + 1)]
-    return scores
+    messages = _prompt(_shortened(shown, max_characters), rubric, tools)
+    scores = await _ask(messages, list(shown), judge_model, dict(extra_litellm_params or {}), debug)
+    return [scores[str(first + 1)].model_copy(update={"trajectory_id": str(n)}) for n, first in enumerate(firsts, 1)]
 
 
 async def ruler_score_group(
@@ -121,6 +129,7 @@ async def ruler_score_group(
     rubric: str = DEFAULT_RUBRIC,
     *,
     swallow_exceptions: bool = False,
+    max_characters: int = 400_000,
     debug: bool = False,
 ) -> TrajectoryGroup | None:
     """A copy of ``group`` whose rewards are the judge's scores; use it as ``after_each`` of gathering.
@@ -138,7 +147,15 @@ async def ruler_score_group(
     conversations = [cast(list[Any], trajectory.messages()) for trajectory in group.trajectories]
     tools = group.trajectories[0].tools if group.trajectories else None
     try:
-        scores = await ruler(conversations, judge_model, extra_litellm_params, rubric, tools, debug=debug)
+        scores = await ruler(
+            conversations,
+            judge_model,
+            extra_litellm_params,
+            rubric,
+            tools,
+            max_characters=max_characters,
+            debug=debug,
+        )
     except Exception as error:
         if not swallow_exceptions:
             raise
@@ -157,7 +174,48 @@ def _apply(trajectory: Trajectory, score: TrajectoryScore) -> None:
     trajectory.log(f"RULER explanation: {score.explanation}")
 
 
-def _prompt(lists: list[list[Mapping[str, Any]]], rubric: str, tools: Sequence[Any] | None) -> list[dict[str, Any]]:
+def _shortened(shown: dict[str, list[Mapping[str, Any]]], budget: int) -> dict[str, list[Mapping[str, Any]]]:
+    """The conversations with the longest texts cut in their middles, all to one length, so that they fit."""
+    lengths = [len(text) for messages in shown.values() for text in _texts(messages)]
+    if sum(lengths) <= budget:
+        return shown
+    low, high = _LEAST_CHARACTERS, max(lengths)
+    while low < high:  # the longest cap under which everything fits
+        cap = (low + high + 1) // 2
+        low, high = (cap, high) if sum(min(length, cap) for length in lengths) <= budget else (low, cap - 1)
+    left_out = sum(max(0, length - low) for length in lengths)
+    print(
+        f"warning: RULER left out {left_out:,} characters of trajectories that are too long to judge", file=sys.stderr
+    )
+    return {name: [_cut(message, low) for message in messages] for name, messages in shown.items()}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in cast(Mapping[str, Any], value).values():
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in cast(list[Any], value):
+            yield from _texts(inner)
+
+
+def _cut(value: Any, cap: int) -> Any:
+    if isinstance(value, str) and len(value) > cap:
+        half = cap // 2
+        return value[:half] + _ELIDED.format(count=f"{len(value) - 2 * half:,}") + value[-half:]
+    if isinstance(value, Mapping):
+        return {name: _cut(inner, cap) for name, inner in cast(Mapping[str, Any], value).items()}
+    if isinstance(value, list):
+        return [_cut(inner, cap) for inner in cast(list[Any], value)]
+    return value
+
+
+def _prompt(
+    shown: dict[str, list[Mapping[str, Any]]], rubric: str, tools: Sequence[Any] | None
+) -> list[dict[str, Any]]:
+    lists = list(shown.values())
     shared = 0
     if len(lists) > 1:
         shortest = min(map(len, lists))
@@ -169,29 +227,27 @@ def _prompt(lists: list[list[Mapping[str, Any]]], rubric: str, tools: Sequence[A
     if tools:
         parts.append(f"<available_tools>\n{json.dumps(tools, ensure_ascii=False)}\n</available_tools>")
     parts.append("Trajectories:")
-    for number, messages in enumerate(lists, 1):
+    for name, messages in shown.items():
         text = json.dumps(messages[shared:], ensure_ascii=False)
-        parts.append(f'<trajectory id="{number}">\n{text}\n</trajectory>')
-    return [
-        {"role": "system", "content": _INSTRUCTIONS.format(rubric=rubric)},
-        {"role": "user", "content": "\n\n".join(parts)},
-    ]
+        parts.append(f'<trajectory id="{name}">\n{text}\n</trajectory>')
+    instructions = _INSTRUCTIONS.format(rubric=rubric, schema=json.dumps(Response.model_json_schema()))
+    return [{"role": "system", "content": instructions}, {"role": "user", "content": "\n\n".join(parts)}]
 
 
 async def _ask(
     messages: list[dict[str, Any]],
-    count: int,
+    ids: list[str],
     judge: "str | Judge | tuple[AsyncOpenAI, str]",
     extra: dict[str, Any],
     debug: bool,
-) -> list[TrajectoryScore]:
+) -> dict[str, TrajectoryScore]:
     conversation = list(messages)
     for attempt in range(1, ATTEMPTS + 1):
         answer = await _call(conversation, judge, extra)
         if debug:
             print(f"RULER judge, attempt {attempt}:\n{answer}", file=sys.stderr)
         try:
-            return _scores(answer, count)
+            return _scores(answer, ids)
         except ValueError as error:
             if attempt == ATTEMPTS:
                 raise ValueError(
@@ -219,13 +275,23 @@ async def _call(
             return await judge(messages)
         else:
             client, model = judge
-            create: Any = client.chat.completions.create
-            response = await create(model=model, messages=messages, response_format=_response_format(), **extra)
-            name = ""
+            response = await _create(client, model, messages, extra)
+            name = model if "/" in model else f"openai/{model}"
     if not response.choices:
         raise ValueError("The judge returned no choices.")
     _book_cost(name, response)
     return response.choices[0].message.content or ""
+
+
+async def _create(client: AsyncOpenAI, model: str, messages: list[dict[str, Any]], extra: dict[str, Any]) -> Any:
+    """Ask with the schema enforced; of a server that cannot enforce one, as the prompt asks for it alone."""
+    create: Any = client.chat.completions.create
+    try:
+        return await create(model=model, messages=messages, **{"response_format": _response_format(), **extra})
+    except BadRequestError as error:
+        if "response_format" not in str(error) or "response_format" in extra:
+            raise
+    return await create(model=model, messages=messages, **extra)
 
 
 def _response_format() -> Any:
@@ -235,8 +301,8 @@ def _response_format() -> Any:
     }
 
 
-def _scores(answer: str, count: int) -> list[TrajectoryScore]:
-    """The scores by id, in order.
+def _scores(answer: str, expected: list[str]) -> dict[str, TrajectoryScore]:
+    """The scores by id.
 
     Raises:
         ValueError: Saying what is wrong with the answer.
@@ -249,15 +315,14 @@ def _scores(answer: str, count: int) -> list[TrajectoryScore]:
             f"It does not match the schema: {'.'.join(map(str, problem['loc']))}: {problem['msg']}."
         ) from error
     by_id = {score.trajectory_id: score for score in found}
-    expected = [str(number) for number in range(1, count + 1)]
-    if len(found) != count or sorted(by_id) != sorted(expected):
+    if len(found) != len(expected) or sorted(by_id) != sorted(expected):
         raise ValueError(
             f"It must score the ids {', '.join(expected)}, each once, not {', '.join(s.trajectory_id for s in found)}."
         )
     for score in found:
         if not (math.isfinite(score.score) and 0 <= score.score <= 1):
             raise ValueError(f"The score of trajectory {score.trajectory_id} is {score.score}, not between 0 and 1.")
-    return [by_id[one] for one in expected]
+    return by_id
 
 
 def _unfenced(answer: str) -> str:

@@ -64,6 +64,26 @@ async def test_identical_lists_are_judged_once(capsys):
     assert judge.asked[0][1]["content"].count("<trajectory ") == 1
 
 
+async def test_some_identical_lists_are_shown_once_and_share_their_score():
+    judge = Judge(answer((3, 0.25), (1, 1)))
+    lists = [conversation("q", text) for text in ("same", "same", "other", "same")]
+    scores = await ruler(lists, judge)
+    assert [(s.trajectory_id, s.score) for s in scores] == [("1", 1.0), ("2", 1.0), ("3", 0.25), ("4", 1.0)]
+    assert judge.asked[0][1]["content"].count("<trajectory ") == 2
+
+
+async def test_long_trajectories_are_cut_in_their_middles_and_say_so(capsys):
+    judge = Judge(answer((1, 0), (2, 1)))
+    lists = [conversation("q", "BEGIN" + "x" * 50_000 + "END"), conversation("q", "short, whole")]
+    kept = [[dict(message) for message in messages] for messages in lists]
+    await ruler(lists, judge, max_characters=3000)
+    text = judge.asked[0][1]["content"]
+    assert len(text) < 3600
+    assert all(part in text for part in ("BEGINxxx", "xxxEND", "short, whole", "47,0", "characters were left out"))
+    assert "RULER left out 47,0" in capsys.readouterr().err
+    assert lists == kept, "what was given is as before"
+
+
 @pytest.mark.parametrize(
     ("bad", "problem"),
     [
