@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from art.batches import trajectory_group_batches
     from art.gather import gather_trajectories, gather_trajectory_groups
     from art.local import LocalBackend
-    from art.loop import TrainingRun, train
+    from art.loop import Preflight, TrainingRun, preflight, train
     from art.model import Model, TrainableModel
     from art.remote import RemoteBackend
     from art.rollout import Rollout
@@ -39,6 +39,7 @@ _HOME = {
     "Messages": "art.types",
     "MessagesAndChoices": "art.types",
     "Model": "art.model",
+    "Preflight": "art.loop",
     "RemoteBackend": "art.remote",
     "Rollout": "art.rollout",
     "ServerlessBackend": "art.serverless",
@@ -57,6 +58,7 @@ _HOME = {
     "gather_trajectories": "art.gather",
     "no_capture": "art.active",
     "gather_trajectory_groups": "art.gather",
+    "preflight": "art.loop",
     "retry": "art.utils.retry",
     "train": "art.loop",
     "current_trajectory": "art.scopes",
@@ -77,6 +79,7 @@ __all__ = [
     "Messages",
     "MessagesAndChoices",
     "Model",
+    "Preflight",
     "RemoteBackend",
     "Rollout",
     "ServerlessBackend",
@@ -97,6 +100,7 @@ __all__ = [
     "gather_trajectories",
     "gather_trajectory_groups",
     "no_capture",
+    "preflight",
     "retry",
     "train",
     "trajectory",

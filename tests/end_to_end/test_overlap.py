@@ -3,6 +3,8 @@
 import asyncio
 import hashlib
 import itertools
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,3 +118,60 @@ async def test_without_staleness_the_weights_are_those_of_the_explicit_form(back
         return hashlib.sha256((Path(last.path) / "adapter_model.safetensors").read_bytes()).hexdigest()
 
     assert await digest(explicit) == await digest(looped)
+
+
+async def test_preflight_reads_what_was_captured(backend, tiny_model_path, tmp_path):
+    model = make_model(tiny_model_path, tmp_path, "preflight")
+    await model.register(backend)
+    members = itertools.count()
+
+    async def keyed(model, scenario):
+        async with model.rollout() as run:
+            messages = [{"role": "user", "content": "hello"}]
+            await ask(model, run, messages, temperature=0.0 if scenario == "greedy" else 1.0)
+            return run.trajectory(reward=float(next(members) % 2))
+
+    async def ambient(model, scenario):
+        trajectory = art.Trajectory(messages_and_choices=[{"role": "user", "content": scenario}])
+        answer = await model.openai_client().chat.completions.create(
+            model=model.name, messages=trajectory.messages(), max_tokens=2
+        )
+        trajectory.messages_and_choices.append(answer.choices[0])
+        return trajectory, float(next(members) % 2)
+
+    result = await art.preflight(model, keyed, ["hot", "greedy"], group_size=4)
+    assert (result.success_rate, result.flat_share, result.uncaptured) == (0.5, 0.0, 0)
+    assert 0 < result.sampled_tokens <= 4
+    assert result.context_tokens > result.sampled_tokens
+    assert list(result.untrainable.values()) == [4]
+    assert "sampled greedily" in result.advice()[0]
+
+    result = await art.preflight(model, ambient, ["a"], group_size=4)
+    assert result.can_learn
+    assert 0 < result.sampled_tokens <= 2
+    assert await model.get_step() == 0
+
+
+async def test_the_command(tmp_path, tiny_model_path, backend):
+    agent = """
+async def rollout(model, scenario):
+    async with model.rollout() as run:
+        answer = await run.openai_client().chat.completions.create(
+            model=model.name, messages=[{"role": "user", "content": scenario}], max_tokens=2
+        )
+        return run.trajectory(reward=len(answer.choices[0].message.content) % 2)
+
+def scenarios():
+    return ["a", "b", "c"]
+"""
+    (tmp_path / "agent.py").write_text(agent)
+    control = await backend._control()
+    command = ["preflight", "agent:rollout", "--scenarios", "agent:scenarios", "--base-model", str(tiny_model_path)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "from art.cli import main; main()", *command, "--groups", "2", "--backend", control.url,
+        cwd=tmp_path, env={**os.environ, "ART_API_KEY": control.api_key},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, errors = await process.communicate()
+    assert process.returncode in (0, 2), errors
+    assert b"16 in 2 groups, 0 failed" in out

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from art.cli.demo import demo
+from art.cli.preflight import preflight
 from art.cli.runs import runs, show
 from art.cli.serve import serve
 
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(serve)
+app.command()(preflight)
 app.command()(runs)
 app.command()(show)
 

@@ -27,7 +27,15 @@ class RolloutTimeoutError(TimeoutError):
 
 
 class EveryRolloutFailedError(RuntimeError):
-    """A group has no trajectory at all. The cause is the failure of its first member."""
+    """A group has no trajectory at all. The cause is the failure of its first member.
+
+    Attributes:
+        group: The failures.
+    """
+
+    def __init__(self, group: TrajectoryGroup, first: Exception) -> None:
+        super().__init__(f"all {len(group.exceptions)} rollouts failed, the first with {first!r}")
+        self.group = group
 
 
 class HoldClock:
@@ -91,9 +99,7 @@ class GroupRunner(Generic[ScenarioT]):
         with set_gather_context(GatherContext(max_exceptions=math.inf)):
             group = await TrajectoryGroup(self._member(scenario, first) for _ in range(self._size))
         if not group.trajectories:
-            raise EveryRolloutFailedError(f"all {self._size} rollouts failed, the first with {first[0]!r}") from first[
-                0
-            ]
+            raise EveryRolloutFailedError(group, first[0]) from first[0]
         return group
 
     async def leave(self) -> None:

@@ -23,7 +23,7 @@ def art(*arguments: str, cwd: Path | None = None, **environment: str) -> "subpro
 def test_help_names_every_command_and_fits_80_columns() -> None:
     finished = art("--help")
     assert finished.returncode == 0
-    for part in ("demo", "serve", "--version", "--install-completion", "Start here"):
+    for part in ("demo", "serve", "preflight", "--version", "--install-completion", "Start here"):
         assert part in finished.stdout
     assert max(map(len, finished.stdout.splitlines())) <= 80
 
@@ -55,6 +55,8 @@ def test_the_version_is_the_package_s() -> None:
         (["demo", "--learning-rate", "0"], "--learning-rate"),
         (["demo", "--backend", "localhost:8000"], "--backend"),
         (["serve", "--port", "70000"], "--port"),
+        (["preflight", "agent", "--scenarios", "agent:s"], "write MODULE:NAME"),
+        (["preflight", "no_such_agent:run", "--scenarios", "agent:s"], "no_such_agent"),
         (["demo", "--no-such-option"], "--no-such-option"),
     ],
 )

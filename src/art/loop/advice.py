@@ -1,0 +1,187 @@
+"""What a preflight found, and what to do about it, in words."""
+
+from dataclasses import dataclass
+from typing import Any
+
+GOOD_SUCCESS = 0.3
+"""The rule of thumb: what the base model should manage about before reinforcement learning."""
+TOO_HARD, HARD, TOO_EASY = 0.02, 0.15, 0.9
+MANY_FLAT, MANY_FAILED, MANY_TRUNCATED = 0.5, 0.1, 0.1
+LONG_TAIL = 3.0
+"""Ratio of the slowest rollout to the median from which a synchronous step mostly waits."""
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What a few groups were like. Shares are between 0 and 1; what could not be measured is ``None``."""
+
+    groups: int
+    group_size: int
+    groups_per_step: int
+    steps: int | None
+    rollouts: int
+    """Those that succeeded in returning a trajectory."""
+    failures: dict[str, int]
+    """How many failed, by the first line of their error."""
+    success_reward: float
+    success_rate: float
+    reward_mean: float
+    reward_min: float
+    reward_max: float
+    reward_spread: float
+    """Standard deviation inside a group, mean over groups."""
+    flat_share: float
+    """Groups in which all rewards are equal: nothing can be learnt from them."""
+    seconds_median: float
+    seconds_max: float
+    """Of one rollout, with as many beside it as there were."""
+    step_rollout_s: float
+    """Estimated seconds of the rollouts of a synchronous step."""
+    step_train_s: float
+    """Estimated seconds of training in a step."""
+    train_measured: bool
+    """Whether that is from earlier steps of the model; else it is taken to be as long as the rollouts."""
+    step_cost_usd: float | None
+    sampled_tokens: float | None
+    """Per rollout."""
+    context_tokens: float | None
+    """Longest conversation of a rollout, mean."""
+    truncated_share: float | None
+    """Rollouts that ran out of context."""
+    cut_share: float | None
+    """Answers that ended at ``max_tokens``."""
+    untrainable: dict[str, int]
+    """Answers that cannot be trained, by reason."""
+    uncaptured: int = 0
+    """Trajectories in which no call of the model was captured."""
+
+    @property
+    def failed(self) -> int:
+        return sum(self.failures.values())
+
+    @property
+    def can_learn(self) -> bool:
+        """Whether training on these scenarios can be expected to help."""
+        return (
+            self.rollouts > 0
+            and not self.untrainable
+            and self.uncaptured < self.rollouts
+            and self.flat_share < 1
+            and self.success_rate >= TOO_HARD
+        )
+
+    @property
+    def step_s(self) -> float:
+        return self.step_rollout_s + self.step_train_s
+
+    def advice(self) -> list[str]:
+        """One sentence or two for everything worth a change; the most important first."""
+        return [*self._on_the_agent(), *self._on_the_task(), *self._on_the_speed()]
+
+    def _on_the_agent(self) -> list[str]:
+        found: list[str] = []
+        for reason, count in self.failures.items():
+            if self.failed > MANY_FAILED * (self.failed + self.rollouts):
+                found.append(f"{count} rollouts failed with {reason}. Mend this first: what fails is not learnt from.")
+        if self.uncaptured:
+            found.append(
+                f"In {self.uncaptured} of {self.rollouts} trajectories no call of the model was captured. Let the agent use "
+                "model.openai_client() and append its choices, or run it inside `async with model.rollout()`."
+            )
+        for reason, count in self.untrainable.items():
+            found.append(f"{count} answers cannot be trained: {reason}.")
+        return found
+
+    def _on_the_task(self) -> list[str]:
+        found: list[str] = []
+        if not self.rollouts:
+            return found
+        share = f"{100 * self.success_rate:.0f} %"
+        if self.success_rate < TOO_HARD:
+            found.append(
+                f"The model succeeds in {share} of its rollouts (reward of at least {self.success_reward:g}), so there is hardly "
+                "anything to reinforce. Begin with easier scenarios, reward parts of the way, show an example in the prompt, "
+                "or start from a model that was fine-tuned on good runs."
+            )
+        elif self.success_rate < HARD:
+            found.append(
+                f"The model succeeds in {share} of its rollouts; about {100 * GOOD_SUCCESS:.0f} % is a good start. It can learn, "
+                "but slowly: mix in easier scenarios or take larger groups."
+            )
+        elif self.success_rate > TOO_EASY:
+            found.append(f"The model succeeds in {share} of its rollouts already. Look for harder scenarios.")
+        if self.flat_share > MANY_FLAT:
+            found.append(
+                f"{100 * self.flat_share:.0f} % of the groups have equal rewards and teach nothing. Take larger groups, scenarios "
+                "of middling difficulty, or a reward with more shades."
+            )
+        return found
+
+    def _on_the_speed(self) -> list[str]:
+        found: list[str] = []
+        if self.truncated_share is not None and self.truncated_share > MANY_TRUNCATED:
+            found.append(
+                f"{100 * self.truncated_share:.0f} % of the rollouts ran out of context. Raise the model's max_seq_length, or let "
+                "the agent say less."
+            )
+        if self.cut_share is not None and self.cut_share > MANY_TRUNCATED:
+            found.append(
+                f"{100 * self.cut_share:.0f} % of the answers ended at max_tokens. Raise it, or ask for shorter ones."
+            )
+        if self.seconds_max > LONG_TAIL * self.seconds_median > 0:
+            found.append(
+                f"The slowest rollout took {self.seconds_max:.1f} s, the median {self.seconds_median:.1f} s. Train with "
+                f"max_staleness=1 or 2, so that steps do not wait for the slowest, and with a rollout_timeout_s."
+            )
+        return found
+
+    def __str__(self) -> str:
+        lines = [f"{name:<22} {value}" for name, value in self._rows()]
+        lines += ["", "RL can help here." if self.can_learn else "As it is, RL will not help here."]
+        lines += [f"- {sentence}" for sentence in self.advice()]
+        return "\n".join(lines)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        def per_cent(share: float | None) -> str:
+            return "not known" if share is None else f"{100 * share:.0f} %"
+
+        def number(value: float | None) -> str:
+            return "not known" if value is None else f"{value:.0f}"
+
+        tried = self.rollouts + self.failed
+        rows: list[tuple[str, Any]] = [("rollouts", f"{tried} in {self.groups} groups, {self.failed} failed")]
+        if self.rollouts:
+            rows += [
+                ("success rate", f"{per_cent(self.success_rate)} (reward of at least {self.success_reward:g})"),
+                ("reward", f"{self.reward_mean:+.3f}, from {self.reward_min:+.3f} to {self.reward_max:+.3f}"),
+                ("spread inside groups", f"{self.reward_spread:.3f}"),
+                ("groups without spread", per_cent(self.flat_share)),
+                (
+                    "tokens per rollout",
+                    f"{number(self.sampled_tokens)} sampled, {number(self.context_tokens)} of context",
+                ),
+                ("out of context", per_cent(self.truncated_share)),
+                ("cut at max_tokens", per_cent(self.cut_share)),
+                ("seconds per rollout", f"{self.seconds_median:.1f} median, {self.seconds_max:.1f} longest"),
+                ("a step", self._step_row()),
+            ]
+            if self.steps is not None:
+                cost = "" if self.step_cost_usd is None else f", ${self.step_cost_usd * self.steps:.2f}"
+                rows.append(
+                    ("the run", f"at most about {_duration(self.step_s * self.steps)} for {self.steps} steps{cost}")
+                )
+        return rows
+
+    def _step_row(self) -> str:
+        basis = "as measured before" if self.train_measured else "taken to be as long as the rollouts"
+        cost = "" if self.step_cost_usd is None else f", ${self.step_cost_usd:.3f}"
+        return (
+            f"at most about {_duration(self.step_s)} for {self.groups_per_step} groups of {self.group_size}: rollouts "
+            f"{_duration(self.step_rollout_s)}, training {_duration(self.step_train_s)} ({basis}){cost}"
+        )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,232 @@
+"""Before training: a few groups, to see whether reinforcement learning can help."""
+
+import asyncio
+import json
+import statistics
+import time
+from collections import Counter
+from collections.abc import AsyncIterable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from art.backend import AnyTrainableModel
+from art.gather import gather_or_cancel
+from art.loop.advice import Preflight
+from art.loop.cursor import ScenarioCursor
+from art.loop.rollouts import EveryRolloutFailedError, GroupRunner, HoldClock, RolloutFn
+from art.metrics_taxonomy import is_trainable
+from art.references import turn_of
+from art.remote import RemoteBackend
+from art.trajectories import PydanticException, Trajectory, TrajectoryGroup
+from art.utils.output_dirs import get_output_dir_from_model_properties
+from art.wire import RolloutTree, TreeNode
+
+ScenarioT = TypeVar("ScenarioT")
+
+
+async def preflight(
+    model: AnyTrainableModel,
+    rollout: RolloutFn[ScenarioT],
+    scenarios: Iterable[ScenarioT] | AsyncIterable[ScenarioT],
+    *,
+    groups: int = 4,
+    group_size: int = 8,
+    groups_per_step: int = 8,
+    steps: int | None = None,
+    success_reward: float = 0.5,
+    rollout_timeout_s: float | None = None,
+    max_concurrent_rollouts: int | None = None,
+) -> Preflight:
+    """Roll out a few groups without training, and tell whether training can help. ``print`` the result.
+
+    Args:
+        model: Registered with a backend.
+        rollout: As for ``art.train``.
+        scenarios: The first ``groups`` of them are tried.
+        groups_per_step: Of the run that is planned; with ``steps``, what time and cost are estimated for.
+        success_reward: The reward from which a rollout counts as a success.
+
+    Raises:
+        ValueError: There is no scenario, or a size is not positive.
+        BackendError, openai.APIError: The service failed.
+    """
+    if min(groups, group_size, groups_per_step) < 1:
+        raise ValueError("groups, group_size and groups_per_step must be at least 1.")
+    cursor = ScenarioCursor(scenarios)
+    chosen = [taken[1] for _ in range(groups) if (taken := await cursor.take()) is not None]
+    if not chosen:
+        raise ValueError("scenarios is empty: there is nothing to try.")
+    seconds: list[float] = []
+
+    async def timed(model: AnyTrainableModel, scenario: ScenarioT) -> Any:
+        begun = time.monotonic()
+        result = await rollout(model, scenario)
+        seconds.append(time.monotonic() - begun)
+        return result
+
+    runner = GroupRunner(
+        model,
+        timed,
+        size=group_size,
+        timeout_s=rollout_timeout_s,
+        max_concurrent=max_concurrent_rollouts,
+        clock=HoldClock(),
+    )
+    started = time.monotonic()
+    builder = model.metrics_builder("preflight")
+    with builder.activate_context():
+        tried = await _run_all(runner, chosen)
+    wall_s = time.monotonic() - started
+    await runner.leave()
+    spent_usd = (await builder.flush()).get("costs/all", 0.0)
+    return await _measure(
+        model,
+        tried,
+        seconds,
+        wall_s,
+        spent_usd,
+        group_size=group_size,
+        groups_per_step=groups_per_step,
+        steps=steps,
+        success_reward=success_reward,
+    )
+
+
+async def _run_all(runner: GroupRunner[ScenarioT], scenarios: list[ScenarioT]) -> list[TrajectoryGroup]:
+    """All groups; of one in which every rollout failed, the failures."""
+
+    async def run(scenario: ScenarioT) -> TrajectoryGroup:
+        try:
+            return await runner.run(scenario)
+        except EveryRolloutFailedError as error:
+            return error.group
+
+    return await gather_or_cancel([asyncio.ensure_future(run(scenario)) for scenario in scenarios])
+
+
+async def _measure(
+    model: AnyTrainableModel,
+    tried: list[TrajectoryGroup],
+    seconds: list[float],
+    wall_s: float,
+    spent_usd: float,
+    *,
+    group_size: int,
+    groups_per_step: int,
+    steps: int | None,
+    success_reward: float,
+) -> Preflight:
+    trajectories = [trajectory for group in tried for trajectory in group.trajectories]
+    rewards = [trajectory.reward for trajectory in trajectories]
+    spreads = [statistics.pstdev(t.reward for t in group.trajectories) for group in tried if group.trajectories]
+    failures = Counter(_label(error) for group in tried for error in group.exceptions)
+    runs = await _look_up(model, trajectories)
+    captured = [run for run in runs or [] if run.nodes or run.truncated]
+    answers = [node for run in captured for node in run.nodes]
+
+    count = groups_per_step * group_size
+    # What is bound by the slowest rollout does not grow with the number of rollouts; what is bound by the engine does.
+    step_rollout_s = max(max(seconds, default=0.0), wall_s * count / max(len(seconds), 1)) if seconds else wall_s
+    train_s = _trainer_seconds(model)
+    step_train_s = step_rollout_s if train_s is None else train_s * count
+    return Preflight(
+        groups=len(tried),
+        group_size=group_size,
+        groups_per_step=groups_per_step,
+        steps=steps,
+        rollouts=len(trajectories),
+        failures=dict(failures.most_common()),
+        success_reward=success_reward,
+        success_rate=_mean([float(reward >= success_reward) for reward in rewards]) or 0.0,
+        reward_mean=_mean(rewards) or 0.0,
+        reward_min=min(rewards, default=0.0),
+        reward_max=max(rewards, default=0.0),
+        reward_spread=_mean(spreads) or 0.0,
+        flat_share=_mean([float(not is_trainable(group)) for group in tried]) or 0.0,
+        seconds_median=statistics.median(seconds) if seconds else wall_s,
+        seconds_max=max(seconds, default=wall_s),
+        step_rollout_s=step_rollout_s,
+        step_train_s=step_train_s,
+        train_measured=train_s is not None,
+        step_cost_usd=_cost(model, step_rollout_s + step_train_s, spent_usd * count / max(len(trajectories), 1)),
+        sampled_tokens=_mean([sum(len(node.token_ids) for node in run.nodes) for run in captured]),
+        context_tokens=_mean(
+            [max((node.keep + len(node.token_ids) for node in run.nodes), default=0) for run in captured]
+        ),
+        truncated_share=_mean([float(run.truncated) for run in captured]),
+        cut_share=_mean([float(node.finish_reason == "length") for node in answers]),
+        untrainable=dict(Counter(node.untrainable for node in answers if node.untrainable is not None).most_common()),
+        uncaptured=0 if runs is None else len(runs) - len(captured),
+    )
+
+
+@dataclass
+class _Run:
+    """What was captured of one trajectory."""
+
+    nodes: list[TreeNode]
+    """Those that were sampled."""
+    truncated: bool
+
+
+async def _look_up(model: AnyTrainableModel, trajectories: list[Trajectory]) -> list[_Run] | None:
+    """What the backend captured of each trajectory; ``None`` if it does not tell."""
+    backend = model.backend()
+    if not isinstance(backend, RemoteBackend):
+        return None
+    trees: dict[str, RolloutTree] = {}
+
+    async def tree_of(rollout: str) -> RolloutTree:
+        if rollout not in trees:
+            trees[rollout] = await backend.get_rollout(rollout)
+        return trees[rollout]
+
+    runs: list[_Run] = []
+    for trajectory in trajectories:
+        if trajectory.rollout_id is not None:
+            tree = await tree_of(trajectory.rollout_id)
+            runs.append(_Run([node for node in tree.nodes if node.sampled], tree.truncated))
+            continue
+        items = [*trajectory.messages_and_choices]
+        for history in trajectory.additional_histories:
+            items += history.messages_and_choices
+        found = [reference for item in items if (reference := turn_of(item)) is not None]
+        turns = {turn for turn, _ in found}
+        rollouts = dict.fromkeys(rollout for _, rollout in found if rollout is not None)
+        nodes = [node for rollout in rollouts for node in (await tree_of(rollout)).nodes if node.id in turns]
+        runs.append(_Run(nodes, truncated=False))
+    return runs
+
+
+def _label(error: PydanticException) -> str:
+    kind = error.type.removeprefix("<class '").removesuffix("'>").rsplit(".", 1)[-1]
+    first_line = error.message.partition("\n")[0]
+    return f"{kind}: {first_line}" if first_line else kind
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return statistics.fmean(values) if values else None
+
+
+def _trainer_seconds(model: AnyTrainableModel) -> float | None:
+    """Seconds of training per rollout in the model's last steps; ``None`` before its first."""
+    path = Path(get_output_dir_from_model_properties(model.project, model.name, model.base_path), "history.jsonl")
+    if not path.exists():
+        return None
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[-20:]]
+    found = [
+        row["time/step_trainer_s"] / row["data/step_num_trajectories"]
+        for row in rows
+        if row.get("data/step_num_trajectories") and "time/step_trainer_s" in row
+    ]
+    return statistics.median(found) if found else None
+
+
+def _cost(model: AnyTrainableModel, seconds: float, calls_usd: float) -> float | None:
+    """Dollars for so long on the backend's devices, and for what the rollouts themselves booked."""
+    backend = model.backend()
+    hourly = backend.automatic_gpu_cost_per_hour_usd(model) if isinstance(backend, RemoteBackend) else None
+    if hourly is None:
+        return calls_usd or None
+    return seconds * hourly / 3600 + calls_usd
