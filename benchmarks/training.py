@@ -193,7 +193,7 @@ def measure_trl(batch: list[list[TokenRow]], model: Path, threads: int, output_d
         return {
             "prompt_ids": [row.token_ids[:s] for (_, row), s in cut],
             "completion_ids": [row.token_ids[s:] for (_, row), s in cut],
-            "logprobs": [row.logprobs[s:] for (_, row), s in cut],
+            "logprobs": [(row.logprobs or [])[s:] for (_, row), s in cut],
             "env_mask": [[int(flag) for flag in row.sampled[s:]] for (_, row), s in cut],
             "outcome": [reward for reward, _ in rows],
         }

@@ -1,7 +1,7 @@
 """From trajectories to what a train request says about them: rewards, and references to captured tokens.
 
 Each choice that was sampled through the gateway carries ``art: {turn, rollout, policy_version}``. The reference is what
-travels; the tokens stay where they were captured.
+travels; the tokens stay where they were captured. Conversations that were not captured travel as messages.
 """
 
 import math
@@ -13,13 +13,18 @@ from pydantic import BaseModel
 
 from art.errors import NoTrainingDataError
 from art.metrics_taxonomy import scenario_id_of
-from art.trajectories import Trajectory, TrajectoryGroup
+from art.trajectories import History, Trajectory, TrajectoryGroup
 from art.types import MessagesAndChoices
-from art.wire import TrainGroup, TrainTrajectory
+from art.wire import Conversation, TrainGroup, TrainTrajectory
 
 
-def build_train_groups(groups: Sequence[TrajectoryGroup]) -> tuple[list[TrainGroup], list[str]]:
+def build_train_groups(
+    groups: Sequence[TrajectoryGroup], *, allow_uncaptured: bool = False
+) -> tuple[list[TrainGroup], list[str]]:
     """Resolve every trajectory to references.
+
+    Args:
+        allow_uncaptured: A trajectory in which nothing was captured is sent as messages instead of being refused.
 
     Returns:
         The groups that hold something, and one sentence for each thing that was left out: a trajectory in which no
@@ -39,7 +44,7 @@ def build_train_groups(groups: Sequence[TrajectoryGroup]) -> tuple[list[TrainGro
                 raise NoTrainingDataError(
                     f"The reward of {where} is {trajectory.reward}; it must be a finite number. Nothing was sent."
                 )
-            member = _reference(trajectory, where)
+            member = _reference(trajectory, where, allow_uncaptured)
             if member is None:
                 left_out.append(
                     f"{where}: no model was called in it, so there is nothing to learn from; it was left out"
@@ -68,23 +73,48 @@ def turn_of(item: Any) -> tuple[str, str | None] | None:
     return None
 
 
-def _reference(trajectory: Trajectory, where: str) -> TrainTrajectory | None:
+def build_conversations(trajectory: Trajectory, *, only_choices: bool = False) -> list[Conversation]:
+    """The conversations of a trajectory that the assistant takes part in, as plain messages.
+
+    Args:
+        only_choices: Where a conversation has sampled choices, only they are trained, not messages beside them.
+    """
+    found: list[Conversation] = []
+    for history in _histories(trajectory):
+        items = history.messages_and_choices
+        messages = cast(list[dict[str, Any]], history.messages())
+        spoken = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+        chosen = [i for i in spoken if isinstance(items[i], Choice)]
+        if spoken:
+            trained = chosen if only_choices and 0 < len(chosen) < len(spoken) else None
+            tools = cast("list[dict[str, Any]] | None", history.tools)
+            found.append(Conversation(messages=messages, tools=tools, trained=trained))
+    return found
+
+
+def _histories(trajectory: Trajectory) -> list[History]:
+    main = History(messages_and_choices=trajectory.messages_and_choices, tools=trajectory.tools)
+    return [main, *trajectory.additional_histories]
+
+
+def _reference(trajectory: Trajectory, where: str, allow_uncaptured: bool) -> TrainTrajectory | None:
     metrics = {name: float(value) for name, value in trajectory.metrics.items() if math.isfinite(value)}
-    conversations = [
-        trajectory.messages_and_choices,
-        *(h.messages_and_choices for h in trajectory.additional_histories),
-    ]
+    conversations = [history.messages_and_choices for history in _histories(trajectory)]
     found = [reference for items in conversations for item in items if (reference := turn_of(item))]
     keyed = trajectory.rollout_id
     # a keyed rollout brings all of its own turns; calls past it, through the model's own client, count beside them
     turns = list(dict.fromkeys(turn for turn, rollout in found if keyed is None or rollout != keyed))
     if turns or keyed is not None:
         return TrainTrajectory(reward=trajectory.reward, rollout=keyed, turns=turns, metrics=metrics)
+    if allow_uncaptured:
+        plain = build_conversations(trajectory, only_choices=True)
+        return TrainTrajectory(reward=trajectory.reward, conversations=plain, metrics=metrics) if plain else None
     if reasons := list(_reasons(conversations)):
         raise NoTrainingDataError(
             f"No suitable data in {where}: " + "; ".join(reasons[:5]) + ". Append the sampled choice itself, "
             "`messages_and_choices.append(completion.choices[0])`, of a call through model.openai_client(), or capture the run "
-            "with `async with model.rollout()`. Nothing was sent."
+            "with `async with model.rollout()`. For data from elsewhere pass allow_training_without_logprobs=True: it is "
+            "tokenised with the chat template, and the policy's own log-probabilities stand in. Nothing was sent."
         )
     return None
 

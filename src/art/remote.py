@@ -14,7 +14,7 @@ from art.control import ControlClient, path_of
 from art.dev.openai_server import OpenAIServerConfig
 from art.dev.train import TrainConfig as TrainOptionKeywords
 from art.dev.train import TrainSFTConfig as SFTOptionKeywords
-from art.errors import BackendError, BadRequestError, JobInterruptedError, from_api_error
+from art.errors import BackendError, JobInterruptedError, NoTrainingDataError, from_api_error
 from art.failures import remember_service
 from art.metrics_taxonomy import (
     TRAIN_GRADIENT_STEPS_KEY,
@@ -24,14 +24,15 @@ from art.metrics_taxonomy import (
 )
 from art.model_spec import build_registration
 from art.progress import show_training
-from art.references import build_train_groups
-from art.train_options import build_options, check_names
+from art.references import build_conversations, build_train_groups
+from art.train_options import build_options, build_sft_options, check_names
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import LocalTrainResult, TrainConfig, TrainSFTConfig
 from art.wire import (
     API_PREFIX,
     Checkpoint,
     CheckpointList,
+    Conversation,
     CreateRollout,
     Health,
     Job,
@@ -44,6 +45,7 @@ from art.wire import (
     RolloutRows,
     RolloutTree,
     TrainRequest,
+    TrainSftRequest,
 )
 from art.wire import TrainResult as WireTrainResult
 
@@ -215,7 +217,9 @@ class RemoteBackend(MetricSink, RolloutSource):
     ) -> AsyncIterator[dict[str, float]]:
         keywords: dict[str, Any] = {"kl_penalty_coef": config.kl_penalty_coef, **dev_config}
         options = build_options(config.learning_rate, keywords)
-        train_groups, left_out = build_train_groups(groups)
+        train_groups, left_out = build_train_groups(
+            groups, allow_uncaptured=bool(dev_config.get("allow_training_without_logprobs"))
+        )
         for sentence in left_out:
             _tell(f"warning: {sentence}")
         request = TrainRequest(
@@ -225,28 +229,37 @@ class RemoteBackend(MetricSink, RolloutSource):
             options=options,
             idempotency_key=uuid.uuid4().hex,
         )
+        result = await self._finish_job(model, request, verbose)
+        metrics = dict(result.metrics)
+        if not result.trained:
+            for name in ("data/step_num_groups_trainable", "data/step_trainer_tokens", TRAIN_GRADIENT_STEPS_KEY):
+                metrics[name] = 0.0
+        yield metrics
+
+    async def _finish_job(
+        self, model: AnyTrainableModel, request: TrainRequest | TrainSftRequest, verbose: bool
+    ) -> WireTrainResult:
+        """Run a job, tell its warnings, and point the model to the version that it made."""
         result = await self._run_job(request, verbose)
         self._steps[model.project, model.name] = result.step
         self._results[model.project, model.name] = result
         model.inference_model_name = self._model_inference_name(model)
         for warning in result.warnings:
             _tell(f"warning: {warning}")
-        metrics = dict(result.metrics)
         if not result.trained:
             _tell(
                 f"warning: nothing was trained in step {result.step} of {model.name}: {result.reason or 'no learning signal'}"
             )
-            for name in ("data/step_num_groups_trainable", "data/step_trainer_tokens", TRAIN_GRADIENT_STEPS_KEY):
-                metrics[name] = 0.0
-        yield metrics
+        return result
 
-    async def _run_job(self, request: TrainRequest, verbose: bool) -> WireTrainResult:
+    async def _run_job(self, request: TrainRequest | TrainSftRequest, verbose: bool) -> WireTrainResult:
         """Submit and follow to the end; a job that a restart interrupted is sent again under the same key."""
         control = await self._control()
+        path = f"{API_PREFIX}/{'train_sft' if isinstance(request, TrainSftRequest) else 'train'}"
         seen = 0
         with show_training(request.model, verbose=verbose) as show:
             for attempt in range(RESUBMISSIONS + 1):
-                job = await control.post(f"{API_PREFIX}/train", request, Job, timeout_s=SUBMIT_TIMEOUT_S)
+                job = await control.post(path, request, Job, timeout_s=SUBMIT_TIMEOUT_S)
                 async with contextlib.aclosing(control.events(job.id, after=seen)) as events:
                     async for event in events:
                         seen = event.seq
@@ -275,8 +288,33 @@ class RemoteBackend(MetricSink, RolloutSource):
         dev_config: SFTOptionKeywords,
         verbose: bool = False,
     ) -> AsyncIterator[dict[str, float]]:
-        raise BadRequestError("This backend has no supervised fine-tuning.", 501)
-        yield {}  # makes this an asynchronous generator, as the protocol asks
+        """Learn conversations in the order given, one update per batch, and serve the result as one new version.
+
+        Yields:
+            The metrics of the call, unless there was nothing to learn.
+
+        Raises:
+            NoTrainingDataError: The assistant says nothing in a trajectory; the message names it. Nothing was sent.
+        """
+        options = build_sft_options(config, dev_config)
+        conversations: list[Conversation] = []
+        for t, trajectory in enumerate(trajectories):
+            found = build_conversations(trajectory)
+            if not found:
+                raise NoTrainingDataError(
+                    f"Trajectory {t} has no message of the assistant, so there is nothing to learn. Nothing was sent."
+                )
+            conversations += found
+        if not conversations:
+            return
+        request = TrainSftRequest(
+            project=model.project,
+            model=model.name,
+            conversations=conversations,
+            options=options,
+            idempotency_key=uuid.uuid4().hex,
+        )
+        yield (await self._finish_job(model, request, verbose)).metrics
 
     # Checkpoints and metrics
 

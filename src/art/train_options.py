@@ -7,16 +7,22 @@ something else than its default. One that would change the mathematics in a way 
 import warnings
 from collections.abc import Mapping
 from types import FunctionType
-from typing import Any, cast, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from art.dev.train import TrainConfig
-from art.wire import Algorithm, TrainOptions
+from art.dev.train import TrainSFTConfig as SftKeywords
+from art.types import TrainSFTConfig
+from art.wire import Algorithm, SftOptions, TrainOptions
+
+Options = TypeVar("Options", bound=BaseModel)
+
+AUTO_BATCH_SIZE = 2
+"""What ``batch_size="auto"`` means in supervised fine-tuning."""
 
 _DEAD_DEFAULTS: dict[str, Any] = {
     "advantage_balance": 0.0,
-    "allow_training_without_logprobs": False,
     "drop_zero_advantage_trajectories": True,
     "importance_sampling_level": "token",
     "kimi_k2_tau": None,
@@ -123,11 +129,34 @@ def build_options(learning_rate: float, options: Mapping[str, Any]) -> TrainOpti
             wire.setdefault("adam_betas", _adam_betas(value))
         elif name in _DEAD_DEFAULTS and value != _DEAD_DEFAULTS[name]:
             _warn_dead(name, value)
+    return _validate(TrainOptions, wire, "train")
+
+
+def build_sft_options(config: TrainSFTConfig, options: Mapping[str, Any]) -> SftOptions:
+    """Translate the settings of supervised fine-tuning into the service's options; ``None`` means the default.
+
+    Raises:
+        TypeError: An unknown keyword.
+        ValueError: A value that the service cannot honour.
+    """
+    known = get_type_hints(SftKeywords)
+    if unknown := sorted(set(options) - set(known)):
+        raise TypeError(
+            f"train_sft() got unknown options: {', '.join(unknown)}. Known are: {', '.join(sorted(known))}."
+        )
+    rates = config.learning_rate
+    wire = {name: value for name, value in options.items() if value is not None}
+    wire["learning_rates"] = rates if isinstance(rates, list) else [rates]
+    wire["batch_size"] = AUTO_BATCH_SIZE if config.batch_size == "auto" else config.batch_size
+    return _validate(SftOptions, wire, "train_sft")
+
+
+def _validate(kind: type[Options], wire: dict[str, Any], function: str) -> Options:
     try:
-        return TrainOptions.model_validate(wire)
+        return kind.model_validate(wire)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ValueError(f"train() cannot use these options: {problems}") from error
+        raise ValueError(f"{function}() cannot use these options: {problems}") from error
 
 
 def name_function(option: str, function: Any) -> str:

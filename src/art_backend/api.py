@@ -19,6 +19,7 @@ from art.wire import (
     PruneCheckpoints,
     RegisterModel,
     TrainRequest,
+    TrainSftRequest,
     Version,
 )
 from art_backend.gateway.keys import read_key
@@ -90,7 +91,12 @@ def build_api(service: Service) -> APIRouter:
     @router.post("/train", status_code=202, tags=["training"])
     async def train(request: TrainRequest) -> Job:
         """Start one training step. A request repeated with its idempotency key returns the first one's job."""
-        return service.train(request)
+        return await service.train(request)
+
+    @router.post("/train_sft", status_code=202, tags=["training"])
+    async def train_sft(request: TrainSftRequest) -> Job:
+        """Start supervised fine-tuning on conversations, which makes one new version. Idempotent like ``train``."""
+        return await service.train_sft(request)
 
     @router.get("/jobs/{job}", tags=["training"])
     async def get_job(job: str) -> Job:

@@ -14,6 +14,7 @@ from art.wire import (
     ErrorCode,
     Job,
     JobEvent,
+    JobKind,
     JobState,
     MetricRow,
     TrainProgress,
@@ -40,9 +41,9 @@ class JobBoard:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._news: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
-    def submit(self, project: str, model: str, idempotency_key: str, work: Work) -> Job:
+    def submit(self, project: str, model: str, idempotency_key: str, work: Work, kind: JobKind = JobKind.TRAIN) -> Job:
         """Start ``work`` as a job, unless a job with this key has been started before; return the job."""
-        job, is_new = self._runs.create_job(project, model, idempotency_key)
+        job, is_new = self._runs.create_job(project, model, idempotency_key, kind)
         if is_new:
             self._tasks[job.id] = asyncio.create_task(self._run(job, work), name=job.id)
         return job

@@ -19,14 +19,14 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from art.wire import TrainOptions, TrainProgress, TrainResult
+from art.wire import TrainProgress, TrainResult
 from art_backend.errors import EngineFailedError, TrainerFailedError
 from art_backend.inference.client import EngineClient, EngineUnreachableError
 from art_backend.inference.contract import Sampling
 from art_backend.process import DeadlineExceededError, ProcessDiedError
 from art_backend.serving import ServedPolicy
 from art_backend.training.process import TrainerProcess
-from art_backend.training.types import Canary, ScoredTrajectory, StepInput, StepOutput
+from art_backend.training.types import AnyInput, Canary, StepInput, StepOutput
 from art_backend.utilisation import age_metrics, token_ages
 
 T = TypeVar("T")
@@ -65,15 +65,15 @@ class StepRunner:
 
     async def run(
         self,
-        groups: list[list[ScoredTrajectory]],
-        options: TrainOptions,
+        make_input: Callable[[int], AnyInput],
         *,
         on_start: Callable[[int], None],
         report: Report,
     ) -> TrainResult:
-        """Train one step on ``groups`` and serve the result.
+        """Take one step and serve the result.
 
         Args:
+            make_input: Gives what to train on for the step of this number.
             on_start: Called with the step's number once the device is free.
 
         Raises:
@@ -83,6 +83,7 @@ class StepRunner:
         """
         async with self._device:
             step = self._policy.checkpoints.latest_step() + 1
+            given = make_input(step)
             on_start(step)
             clock = _Stopwatch()
             report(TrainProgress(phase="holding"))
@@ -91,7 +92,7 @@ class StepRunner:
                 await self._suspend()
                 clock.lap("time/step_hold_s")
                 try:
-                    output = await self._train(StepInput(groups=groups, options=options, step=step), report)
+                    output = await self._train(given, report)
                 except BaseException:
                     await self._restore()
                     raise
@@ -103,7 +104,7 @@ class StepRunner:
             finally:
                 self._host.gate.open()
             spent = self._policy.account()
-        ages = token_ages(groups, step - 1)
+        ages = token_ages(given.groups if isinstance(given, StepInput) else [], step - 1)
         self._policy.ages.update(ages)
         return TrainResult(
             step=output.step,
@@ -120,7 +121,7 @@ class StepRunner:
             },
         )
 
-    async def _train(self, step: StepInput, report: Report) -> StepOutput:
+    async def _train(self, step: AnyInput, report: Report) -> StepOutput:
         report(TrainProgress(phase="preparing"))
         try:
             trainer = await self._trainer()

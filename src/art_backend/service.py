@@ -3,16 +3,22 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from art.wire import (
     CheckpointList,
+    Conversation,
     Health,
     Job,
+    JobKind,
     ModelInfo,
     ProcessHealth,
     RegisterModel,
+    TokenRow,
     TrainRequest,
+    TrainSftRequest,
     TrainTrajectory,
 )
 from art_backend.auth import Keyring
@@ -29,8 +35,9 @@ from art_backend.store.captures import CaptureStore
 from art_backend.store.checkpoints import CheckpointStore
 from art_backend.store.database import open_database
 from art_backend.store.runs import RunStore
+from art_backend.training.conversations import render_conversation
 from art_backend.training.process import TrainerProcess
-from art_backend.training.types import ModelSetup, ScoredTrajectory
+from art_backend.training.types import AnyInput, ModelSetup, ScoredTrajectory, SftInput, StepInput
 from art_backend.utilisation import EngineMeter
 
 MAX_LORA_RANK = 512
@@ -209,7 +216,7 @@ class Service:
 
     # Training
 
-    def train(self, request: TrainRequest) -> Job:
+    async def train(self, request: TrainRequest) -> Job:
         """Check a train request, resolve its tokens, and start it as a job.
 
         Raises:
@@ -224,18 +231,47 @@ class Service:
                     param=f"groups.{g}",
                 )
         groups = [
-            [self._resolve(t, f"groups.{g}.trajectories.{i}") for i, t in enumerate(group.trajectories)]
+            [await self._resolve(policy, t, f"groups.{g}.trajectories.{i}") for i, t in enumerate(group.trajectories)]
             for g, group in enumerate(request.groups)
         ]
-        runner = StepRunner(policy, lambda: self._trainer(request.project, request.model), self._device)
+        return self._submit(policy, request, JobKind.TRAIN, lambda step: StepInput(groups, request.options, step))
+
+    async def train_sft(self, request: TrainSftRequest) -> Job:
+        """Render the conversations of a request and start learning them as a job.
+
+        Raises:
+            BadRequestError: A conversation cannot be rendered; the message names it.
+            NotFoundError: No such model.
+        """
+        policy = self.policy(request.project, request.model)
+        train_on = request.options.train_on
+
+        def render() -> list[list[TokenRow]]:
+            return [
+                _render(policy.renderer, conversation, f"conversations.{i}", train_on)
+                for i, conversation in enumerate(request.conversations)
+            ]
+
+        conversations = await asyncio.to_thread(render)
+        return self._submit(policy, request, JobKind.SFT, lambda step: SftInput(conversations, request.options, step))
+
+    def _submit(
+        self,
+        policy: ServedPolicy,
+        request: TrainRequest | TrainSftRequest,
+        kind: JobKind,
+        make_input: Callable[[int], AnyInput],
+    ) -> Job:
+        runner = StepRunner(policy, lambda: self._trainer(policy.project, policy.name), self._device)
         return self.jobs.submit(
-            request.project,
-            request.model,
+            policy.project,
+            policy.name,
             request.idempotency_key,
-            lambda on_start, report: runner.run(groups, request.options, on_start=on_start, report=report),
+            lambda on_start, report: runner.run(make_input, on_start=on_start, report=report),
+            kind,
         )
 
-    def _resolve(self, trajectory: TrainTrajectory, where: str) -> ScoredTrajectory:
+    async def _resolve(self, policy: ServedPolicy, trajectory: TrainTrajectory, where: str) -> ScoredTrajectory:
         try:
             rows = list(trajectory.rows)
             if trajectory.rollout is not None:
@@ -244,9 +280,13 @@ class Service:
                 rows += part.rows
         except NotFoundError as error:
             raise BadRequestError(f"{where}: {error.message}", param=where) from error
+        for i, conversation in enumerate(trajectory.conversations):
+            rows += await asyncio.to_thread(
+                _render, policy.renderer, conversation, f"{where}.conversations.{i}", "assistant"
+            )
         if not rows:
             raise BadRequestError(
-                f"{where}: no captured token to train on. Give it a rollout id, turn ids, or rows of tokens.",
+                f"{where}: no token to train on. Give it a rollout id, turn ids, rows of tokens, or conversations.",
                 param=where,
             )
         return ScoredTrajectory(reward=trajectory.reward, rows=rows)
@@ -309,3 +349,14 @@ class Service:
         await asyncio.gather(*(trainer.close() for trainer in self._trainers.values()), return_exceptions=True)
         await asyncio.gather(*(host.stop() for host in self._hosts.values()), return_exceptions=True)
         self._db.close()
+
+
+def _render(
+    renderer: ChatRenderer, conversation: Conversation, where: str, train_on: Literal["assistant", "all"]
+) -> list[TokenRow]:
+    """``render_conversation``, with errors that name the conversation."""
+    try:
+        return render_conversation(renderer, conversation, train_on=train_on)
+    except BadRequestError as error:
+        param = f"{where}.{error.param}" if error.param else where
+        raise BadRequestError(f"{where}: {error.message}", param=param) from error

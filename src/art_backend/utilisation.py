@@ -116,14 +116,17 @@ class EngineMeter:
 
 
 def token_ages(groups: Iterable[Iterable[ScoredTrajectory]], version: int) -> Counter[int]:
-    """Sampled tokens by age: policy versions between the one that sampled a token and ``version``, which is trained."""
+    """Sampled tokens by age: policy versions between the one that sampled a token and ``version``, which is trained.
+
+    Tokens that were not captured have none.
+    """
     return Counter(
         version - sampled_by
         for group in groups
         for trajectory in group
         for row in trajectory.rows
         for sampled, sampled_by in zip(row.sampled, row.policy_versions, strict=True)
-        if sampled
+        if sampled and sampled_by >= 0
     )
 
 

@@ -16,7 +16,7 @@ from art_backend.inference.process import EngineSettings
 from art_backend.orchestrator import StepRunner
 from art_backend.process import ProcessDiedError
 from art_backend.serving import EngineHost, Gate, ServedPolicy
-from art_backend.training.types import Canary, ScoredTrajectory, StepOutput
+from art_backend.training.types import Canary, ScoredTrajectory, StepInput, StepOutput
 
 BASE = "base"
 ROW = TokenRow(token_ids=[1, 2], sampled=[False, True], logprobs=[0.0, -1.0], policy_versions=[-1, 0], temperature=1.0)
@@ -174,7 +174,9 @@ class World:
     async def step(self):
         runner = StepRunner(self.policy, self.get_trainer, asyncio.Lock())
         return await runner.run(
-            GROUPS, TrainOptions(), on_start=lambda step: None, report=lambda p: self.phases.append(p.phase)
+            lambda step: StepInput(GROUPS, TrainOptions(), step),
+            on_start=lambda step: None,
+            report=lambda p: self.phases.append(p.phase),
         )
 
 

@@ -12,6 +12,7 @@ class TrainConfig(TypedDict, total=False):
     advantage_balance: float
     algorithm: str
     allow_training_without_logprobs: bool
+    """Train also trajectories in which nothing was captured, such as those of another model or from a file."""
     entropy_coef: float
     epochs: int
     epsilon: float | None
@@ -61,3 +62,11 @@ class TrainConfig(TypedDict, total=False):
 
 class TrainSFTConfig(TypedDict, total=False):
     """Options of supervised fine-tuning, beyond ``art.TrainSFTConfig``."""
+
+    train_on: Literal["assistant", "all"]
+    """Which tokens are learned: what the assistant says (the default), or everything."""
+    max_grad_norm: float
+    adam_betas: tuple[float, float]
+    weight_decay: float
+    overlong: str
+    micro_batch_tokens: int | None

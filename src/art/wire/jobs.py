@@ -9,6 +9,7 @@ from art.wire.errors import ApiErrorBody
 
 class JobKind(StrEnum):
     TRAIN = "train"
+    SFT = "sft"
 
 
 class JobState(StrEnum):
@@ -33,7 +34,7 @@ class Job(Wire):
     """Unix time in seconds."""
     finished_at: float | None = None
     result: dict[str, Any] | None = None
-    """For a train job that succeeded: the fields of ``TrainResult``."""
+    """For a job that succeeded: the fields of ``TrainResult``."""
     error: ApiErrorBody | None = None
 
 

@@ -63,11 +63,21 @@ class Optimizer(StrEnum):
     """Moments in 8 bits, paged to the host when the GPU is full (bitsandbytes; needs CUDA)."""
 
 
+class Conversation(Wire):
+    """Messages whose tokens were not captured here. The model's chat template turns them into tokens."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    """As the chat completions API takes them."""
+    tools: list[dict[str, Any]] | None = None
+    trained: list[int] | None = None
+    """Indices of the assistant messages that are trained; ``None`` trains all of them."""
+
+
 class TrainTrajectory(Wire):
     """One scored run of the agent.
 
-    Its tokens come from a rollout captured under a key, from single captured turns, and from rows that travel with the
-    request.
+    Its tokens come from a rollout captured under a key, from single captured turns, from rows that travel with the
+    request, or from conversations that were not captured at all.
     """
 
     reward: FiniteFloat
@@ -76,6 +86,8 @@ class TrainTrajectory(Wire):
     turns: list[str] = []
     """Ids of captured turns, as found on the sampled choices."""
     rows: list[TokenRow] = []
+    conversations: list[Conversation] = []
+    """Their log-probabilities are taken from the policy that is trained, as it is before the step."""
     metrics: dict[str, float] = {}
 
 
@@ -147,6 +159,34 @@ class TrainRequest(Wire):
     model: str
     groups: list[TrainGroup]
     options: TrainOptions = TrainOptions()
+    idempotency_key: str = Field(min_length=8, max_length=128)
+    """Repeating a request with the same key returns the first one's job and never trains twice."""
+
+
+class SftOptions(Wire):
+    """Options of supervised fine-tuning."""
+
+    learning_rates: list[Annotated[FiniteFloat, Field(ge=0)]] = Field(default=[5e-5], min_length=1)
+    """One rate per batch, or a single one for all."""
+    batch_size: int = Field(default=2, ge=1)
+    """Conversations per optimiser step."""
+    train_on: Literal["assistant", "all"] = "assistant"
+    """Which tokens are learned: what the assistant says, or everything."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    adam_betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = Field(default=0.0, ge=0)
+    overlong: Overlong = Overlong.DROP
+    micro_batch_tokens: int | None = Field(default=None, ge=16)
+    """Packed tokens per forward pass; changes memory and speed, never the gradient. ``None`` lets the trainer choose."""
+
+
+class TrainSftRequest(Wire):
+    """Supervised fine-tuning: batches of conversations in the order given, and one new version at the end."""
+
+    project: str
+    model: str
+    conversations: list[Conversation] = Field(min_length=1)
+    options: SftOptions = SftOptions()
     idempotency_key: str = Field(min_length=8, max_length=128)
     """Repeating a request with the same key returns the first one's job and never trains twice."""
 

@@ -102,6 +102,50 @@ class ChatRenderer:
                 f"The model's chat template refuses these messages: {error}", param="messages"
             ) from error
 
+    def spell(self, messages: Sequence[Message], answer: Message, tools: Tools | None = None) -> list[int]:
+        """Return the ids that the model would have sampled to say ``answer`` after ``messages``, its end of turn included.
+
+        Raises:
+            BadRequestError: The template refuses the messages, or does not write this answer where it asks for one.
+        """
+        prompt = self.render(messages, tools)
+        try:
+            if self._renderer:
+                ready = _with_objects([*messages, answer])
+                whole = list(self._renderer.render_ids(ready, tools=_list(tools)))  # pyright: ignore[reportArgumentType]
+                said = whole[len(prompt) :] if whole[: len(prompt)] == prompt else []
+            else:
+                before = self._template(messages, tools, generation_prompt=True)
+                text = self._template([*messages, answer], tools, generation_prompt=False)
+                said = self.encode(text[len(before) :]) if text.startswith(before) else []
+        except Exception as error:  # templates raise whatever their authors liked
+            raise BadRequestError(
+                f"The model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+        if not said:
+            raise BadRequestError(
+                "The model's chat template writes this answer of the assistant otherwise than it asks for one, so its tokens"
+                " cannot be told. Leave the message out, or train on what was sampled.",
+                param="messages",
+            )
+        ends = [i for i, token in enumerate(said) if token in self.stop_token_ids]
+        return said[: ends[-1] + 1] if ends else said
+
+    def render_whole(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
+        """Return the ids of a conversation as the template writes it, with no further turn begun.
+
+        Raises:
+            BadRequestError: The model's chat template refuses the messages.
+        """
+        try:
+            if self._renderer:
+                return list(self._renderer.render_ids(_with_objects(messages), tools=_list(tools)))  # pyright: ignore[reportArgumentType]
+            return self.encode(self._template(messages, tools, generation_prompt=False))
+        except Exception as error:  # templates raise whatever their authors liked
+            raise BadRequestError(
+                f"The model's chat template refuses these messages: {error}", param="messages"
+            ) from error
+
     def bridge(
         self, prompt: Sequence[int], completion: Sequence[int], new_messages: Sequence[Message], tools: Tools | None
     ) -> list[int] | None:

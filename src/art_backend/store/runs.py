@@ -98,8 +98,10 @@ class RunStore:
 
     # Jobs
 
-    def create_job(self, project: str, model: str, idempotency_key: str) -> tuple[Job, bool]:
-        """Create a train job, or find the one that has this idempotency key.
+    def create_job(
+        self, project: str, model: str, idempotency_key: str, kind: JobKind = JobKind.TRAIN
+    ) -> tuple[Job, bool]:
+        """Create a job, or find the one that has this idempotency key.
 
         Returns:
             The job, and whether its work is still to be started: True for a new job and for one that was interrupted.
@@ -115,7 +117,7 @@ class RunStore:
                 job_id = f"job_{uuid.uuid4().hex[:16]}"
                 self._db.execute(
                     "INSERT INTO jobs (id, project, model, idempotency_key, kind, state, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (job_id, project, model, idempotency_key, JobKind.TRAIN, JobState.QUEUED, time.time()),
+                    (job_id, project, model, idempotency_key, kind, JobState.QUEUED, time.time()),
                 )
             else:
                 job_id = row["id"]

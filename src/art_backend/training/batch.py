@@ -67,13 +67,13 @@ def build_batch(
         advantages = (advantage or PRESETS[options.algorithm].advantage)(rewards, options.scale_rewards)
         deviations = [float(r.std()) for r in rewards if r.size > 1]
     trainable = [bool(np.abs(a).max() > EQUAL_WITHIN) for a in advantages]
-    overlong = _Overlong(options.overlong, max_length)
+    overlong = OverlongRule(options.overlong, max_length)
     members: list[Member] = []
     ages = _Ages(step.step - 1)
     for g, group in enumerate(step.groups):
         for t, trajectory in enumerate(group):
             rows = overlong.apply(trajectory.rows, f"groups.{g}.trajectories.{t}")
-            member = Member([_training_row(row, float(advantages[g][t])) for row in rows if any(row.sampled)])
+            member = Member([training_row(row, float(advantages[g][t])) for row in rows if any(row.sampled)])
             if trainable[g] and member.trained_tokens:
                 members.append(member)
                 ages.add(g, rows)
@@ -91,7 +91,9 @@ def build_batch(
         **ages.metrics(),
     }
     reason = None if members else _why_nothing(trainable, overlong, options)
-    return StepBatch(members=members, metrics=metrics, reason=reason, warnings=overlong.warnings())
+    return StepBatch(
+        members=members, metrics=metrics, reason=reason, warnings=overlong.warnings() + _warn_of_unknown(members)
+    )
 
 
 def weigh(members: Sequence[Member], reduction: Reduction, max_length: int) -> list[TrainingRow]:
@@ -130,15 +132,16 @@ class _Ages:
     def add(self, group: int, rows: Sequence[TokenRow]) -> None:
         for row in rows:
             versions = np.asarray(row.policy_versions, np.int64)[np.asarray(row.sampled, np.bool_)]
+            versions = versions[versions >= 0]  # what was not captured has no age
             ages = np.maximum(self._present - versions, 0)
             self._ages.append(ages)
             if ages.any():
                 self._stale.add(group)
 
     def metrics(self) -> dict[str, float]:
-        if not self._ages:
+        ages = np.concatenate([np.empty(0, np.int64), *self._ages])
+        if not ages.size:
             return {}
-        ages = np.concatenate(self._ages)
         return {
             "data/step_num_groups_stale": float(len(self._stale)),
             "offpolicy/age_mean": float(ages.mean()),
@@ -146,7 +149,7 @@ class _Ages:
         }
 
 
-class _Overlong:
+class OverlongRule:
     """Applies the overlong policy to trajectories and remembers what it did."""
 
     def __init__(self, policy: Overlong, max_length: int) -> None:
@@ -176,24 +179,35 @@ class _Overlong:
                     TokenRow(
                         token_ids=row.token_ids[: self._max_length],
                         sampled=row.sampled[: self._max_length],
-                        logprobs=row.logprobs[: self._max_length],
+                        logprobs=row.logprobs and row.logprobs[: self._max_length],
                         policy_versions=row.policy_versions[: self._max_length],
                         temperature=row.temperature,
                     )
                     for row in rows
                 ]
 
-    def warnings(self) -> list[str]:
+    def warnings(self, what: str = "trajectories") -> list[str]:
+        """What the rule did, in a sentence."""
         if not self.count:
             return []
         done = "left out" if self._policy is Overlong.DROP else "cut"
         return [
-            f"{self.count} trajectories were {done}: longer than the model's maximum sequence length of {self._max_length} "
+            f"{self.count} {what} were {done}: longer than the model's maximum sequence length of {self._max_length} "
             f"tokens (longest: {self._longest})."
         ]
 
 
-def _why_nothing(trainable: list[bool], overlong: _Overlong, options: TrainOptions) -> str:
+def _warn_of_unknown(members: Sequence[Member]) -> list[str]:
+    count = sum(any(np.isnan(row.logprobs).any() for row in member.rows) for member in members)
+    if not count:
+        return []
+    return [
+        f"{count} trajectories came without the log-probabilities that they were sampled with; the policy's own, as it was before"
+        " this step, stand in for them. What another policy sampled is then trained as if it were this one's."
+    ]
+
+
+def _why_nothing(trainable: list[bool], overlong: OverlongRule, options: TrainOptions) -> str:
     if not any(trainable):
         return (
             f"None of the {len(trainable)} groups has a learning signal: within each, all rewards are equal"
@@ -212,10 +226,11 @@ def _check_trajectory(trajectory: ScoredTrajectory, where: str, vocabulary: int)
     if not trajectory.rows:
         raise BadRequestError(f"{where}.rows is empty: there is no token to train on.", param=f"{where}.rows")
     for r, row in enumerate(trajectory.rows):
-        _check_row(row, f"{where}.rows.{r}", vocabulary)
+        check_row(row, f"{where}.rows.{r}", vocabulary)
 
 
-def _check_row(row: TokenRow, where: str, vocabulary: int) -> None:
+def check_row(row: TokenRow, where: str, vocabulary: int) -> None:
+    """Raise BadRequestError for a row that cannot be trained; ``param`` is the path of the value."""
     length = len(row.token_ids)
 
     def refuse(field: str, problem: str) -> BadRequestError:
@@ -225,7 +240,7 @@ def _check_row(row: TokenRow, where: str, vocabulary: int) -> None:
         raise refuse("token_ids", "is empty.")
     for name, values in (
         ("sampled", row.sampled),
-        ("logprobs", row.logprobs),
+        ("logprobs", [0.0] * length if row.logprobs is None else row.logprobs),
         ("policy_versions", row.policy_versions),
     ):
         if len(values) != length:
@@ -238,8 +253,10 @@ def _check_row(row: TokenRow, where: str, vocabulary: int) -> None:
     if row.sampled[0]:
         raise refuse("sampled.0", "is true, but the first token of a row has no context to be sampled from.")
     sampled = np.asarray(row.sampled, np.bool_)
-    unknown = np.flatnonzero(sampled & ~np.isfinite(np.asarray(row.logprobs, np.float64)))
-    if unknown.size:
+    if (
+        row.logprobs is not None
+        and (unknown := np.flatnonzero(sampled & ~np.isfinite(np.asarray(row.logprobs, np.float64)))).size
+    ):
         at = int(unknown[0])
         raise refuse(f"logprobs.{at}", f"is {row.logprobs[at]}; a sampled token needs a finite log-probability.")
     if not (np.isfinite(row.temperature) and row.temperature > 0):
@@ -248,11 +265,12 @@ def _check_row(row: TokenRow, where: str, vocabulary: int) -> None:
         )
 
 
-def _training_row(row: TokenRow, advantage: float) -> TrainingRow:
+def training_row(row: TokenRow, advantage: float) -> TrainingRow:
+    """The row as it is packed. It has no weight yet; log-probabilities that nobody knows are NaN."""
     return TrainingRow(
         token_ids=np.asarray(row.token_ids, np.int64),
         trained=np.asarray(row.sampled, np.bool_),
-        logprobs=np.asarray(row.logprobs, np.float64),
+        logprobs=np.asarray([np.nan] * len(row.token_ids) if row.logprobs is None else row.logprobs, np.float64),
         temperature=row.temperature,
         advantage=advantage,
         weight=0.0,

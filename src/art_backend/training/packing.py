@@ -36,7 +36,7 @@ class TrainingRow:
     trained: NDArray[np.bool_]
     """Never true at index 0: the first token has nothing to be predicted from."""
     logprobs: Floats
-    """The engine's, at trained tokens."""
+    """The engine's, at trained tokens; NaN where they are not known."""
     temperature: float
     advantage: float
     weight: float
@@ -125,7 +125,13 @@ def _last_trained(row: TrainingRow) -> int:
 
 
 def _content(row: TrainingRow) -> tuple[object, ...]:
-    return (row.advantage, row.temperature, row.token_ids.tolist(), row.trained.tolist(), row.logprobs.tolist())
+    return (
+        row.advantage,
+        row.temperature,
+        row.token_ids.tolist(),
+        row.trained.tolist(),
+        np.nan_to_num(row.logprobs).tolist(),
+    )
 
 
 def common_prefix(a: Ints, b: Ints) -> int:

@@ -20,7 +20,7 @@ from art_backend.errors import (
 )
 from art_backend.process import ChildProcess, ProcessDiedError
 from art_backend.training.memory import CPU_ENVIRONMENT
-from art_backend.training.types import Canary, ModelSetup, StepInput, StepOutput
+from art_backend.training.types import AnyInput, Canary, ModelSetup, StepOutput
 from art_backend.training.worker import encode_setup, encode_step
 
 START_DEADLINE_S = 300.0
@@ -94,7 +94,7 @@ class TrainerProcess:
         return self._child.describe_death()
 
     async def train(
-        self, step: StepInput, on_progress: Callable[[int, int], None] = lambda done, total: None
+        self, step: AnyInput, on_progress: Callable[[int, int], None] = lambda done, total: None
     ) -> StepOutput:
         """Take one step. After an error that is not the process's death, the next call works.
 

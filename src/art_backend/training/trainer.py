@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from art.wire import Optimizer, TrainOptions
+from art.wire import Optimizer, SftOptions, TrainOptions
 from art_backend.errors import (
     BadRequestError,
     ConflictError,
@@ -28,11 +28,12 @@ from art_backend.training.attention import Kind
 from art_backend.training.batch import Member, build_batch, weigh
 from art_backend.training.canaries import CanaryProbe
 from art_backend.training.memory import return_free_memory
-from art_backend.training.metrics import Progress, StepMeter
+from art_backend.training.metrics import Progress, SftMeter, StepMeter, UpdateMeter
 from art_backend.training.optimizers import FlatAdamW, FlatOptimizer, load_optimizer, make_optimizer
-from art_backend.training.packing import Pack, pack_rows
+from art_backend.training.packing import Pack, TrainingRow, pack_rows
 from art_backend.training.policy import Policy
 from art_backend.training.schedule import learning_rate
+from art_backend.training.sft import build_plan
 from art_backend.training.state import (
     TrainerState,
     fingerprint_base,
@@ -41,7 +42,8 @@ from art_backend.training.state import (
     write_state,
     write_tensors,
 )
-from art_backend.training.types import Canary, ModelSetup, StepInput, StepOutput
+from art_backend.training.targets import read_targets
+from art_backend.training.types import AnyInput, Canary, ModelSetup, SftInput, StepInput, StepOutput
 from art_backend.training.update import add_gradient, prepare
 from art_backend.training.user_code import load_advantage, load_loss
 
@@ -68,7 +70,7 @@ class Trainer:
         self._store.clean()
         self._loaded: _Loaded | None = None
 
-    def train(self, step: StepInput, on_progress: Progress = lambda done, total: None) -> StepOutput:
+    def train(self, step: AnyInput, on_progress: Progress = lambda done, total: None) -> StepOutput:
         """Take one step and save its checkpoint.
 
         Raises:
@@ -86,7 +88,10 @@ class Trainer:
             )
         loaded = self._load(latest)
         self._loaded = None  # until the step is whole: after a failure, weights come from the checkpoint again
-        output = self._step(step, loaded, on_progress)
+        if isinstance(step, SftInput):
+            output = self._supervise(step, loaded, on_progress)
+        else:
+            output = self._step(step, loaded, on_progress)
         self._loaded = loaded
         return output
 
@@ -132,7 +137,8 @@ class Trainer:
         own = None if options.advantage is None else load_advantage(options.advantage, self._setup.user_code)
         max_length = self._setup.max_sequence_length
         batch = build_batch(step, vocabulary=policy.vocabulary, max_length=max_length, advantage=own)
-        budget = options.micro_batch_tokens or _default_budget(batch.members, policy.device)
+        trained = [row for member in batch.members for row in member.rows]
+        budget = options.micro_batch_tokens or _default_budget(trained, policy.device)
         parts = [
             pack_rows(weigh(part, preset.reduction, max_length), budget)
             for part in _cut(batch.members, options.minibatches, seed=step.step)
@@ -140,7 +146,7 @@ class Trainer:
         meter = StepMeter(sum(pack.size for packs in parts for pack in packs) * options.epochs, on_progress)
         reason, canaries = batch.reason, list[Canary]()
         if parts:
-            probe = CanaryProbe.start([row for member in batch.members for row in member.rows], policy)
+            probe = CanaryProbe.start(trained, policy)
             self._update_on(parts, options, rate, loaded, meter)
             if meter.updates:
                 canaries = probe.finish(policy)
@@ -185,7 +191,44 @@ class Trainer:
                 param="options.kl_reference_step",
             ) from error
 
-    def _apply(self, options: TrainOptions, rate: float, loaded: "_Loaded", meter: StepMeter) -> None:
+    def _supervise(self, step: SftInput, loaded: "_Loaded", on_progress: Progress) -> StepOutput:
+        """Learn conversations: one update for each batch of them."""
+        policy, options = loaded.policy, step.options
+        started = time.monotonic()
+        plan = build_plan(step, vocabulary=policy.vocabulary, max_length=self._setup.max_sequence_length)
+        rows = list(plan.rows())
+        budget = options.micro_batch_tokens or _default_budget(rows, policy.device)
+        parts = [(pack_rows(batch.rows, budget), batch.learning_rate) for batch in plan.batches]
+        meter = SftMeter(sum(pack.size for packs, _ in parts for pack in packs), on_progress)
+        reason, canaries = plan.reason, list[Canary]()
+        if parts:
+            probe = CanaryProbe.start(rows, policy)
+            for packs, learning_rate in parts:
+                policy.gradient.zero_()
+                meter.start_batch()
+                for pack in packs:
+                    _learn(policy, pack, meter)
+                self._apply(options, learning_rate, loaded, meter)
+            if meter.updates:
+                canaries = probe.finish(policy)
+            else:
+                reason = "The gradient was not finite, so the update was skipped."
+        loaded.state = replace(loaded.state, step=step.step)
+        saving = time.monotonic()
+        checkpoint = self._save(loaded, changed=meter.updates > 0)
+        metrics = plan.metrics | meter.metrics(learning_rate=parts[-1][1] if parts else 0.0)
+        metrics |= {"time/step_train_s": saving - started, "time/step_save_s": time.monotonic() - saving}
+        return StepOutput(
+            step=step.step,
+            trained=meter.updates > 0,
+            reason=reason,
+            metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
+            warnings=plan.warnings + _warn_of_skips(meter),
+            checkpoint=checkpoint,
+            canaries=canaries,
+        )
+
+    def _apply(self, options: TrainOptions | SftOptions, rate: float, loaded: "_Loaded", meter: UpdateMeter) -> None:
         """Clip the gradient and update the weights, or skip a gradient that is not finite."""
         gradient, state = loaded.policy.gradient, loaded.state
         norm = float(gradient.double().norm())
@@ -245,9 +288,18 @@ class _Loaded:
         self.optimizer = make_optimizer(kind, self.policy.weights)
 
 
-def _default_budget(members: Sequence[Member], device: torch.device) -> int:
+def _learn(policy: Policy, pack: Pack, meter: SftMeter) -> None:
+    """Add the gradient of one pack of conversations to the policy's."""
+    targets = read_targets(pack, policy.device)
+    found = targets.logprobs(policy.forward(pack), policy.head)
+    (-(targets.weights * found.logprobs).sum()).backward()
+    entropy = found.entropy.detach()[targets.slots]
+    meter.add_pack(pack, logprobs=found.logprobs.detach(), weights=targets.weights, entropy=entropy)
+
+
+def _default_budget(rows: Sequence[TrainingRow], device: torch.device) -> int:
     """Packed tokens per forward pass: room for one and a half of the longest row, so that long rows can share at all."""
-    longest = max((row.token_ids.size for member in members for row in member.rows), default=0)
+    longest = max((row.token_ids.size for row in rows), default=0)
     return max(MICRO_BATCH_TOKENS[device.type], longest * 3 // 2)
 
 
@@ -271,7 +323,7 @@ def _cut(members: Sequence[Member], minibatches: int, seed: int) -> list[list[Me
     return [[members[i] for i in part] for part in np.array_split(order, min(minibatches, len(members)))]
 
 
-def _warn_of_skips(meter: StepMeter) -> list[str]:
+def _warn_of_skips(meter: UpdateMeter) -> list[str]:
     if not meter.skipped:
         return []
     return [f"{meter.skipped} of {meter.skipped + meter.updates} updates were skipped: the gradient was not finite."]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from art.wire import LoraSpec, TokenRow, TrainOptions
+from art.wire import LoraSpec, SftOptions, TokenRow, TrainOptions
 
 Precision = Literal["auto", "bfloat16", "float32"]
 
@@ -41,6 +41,20 @@ class StepInput:
     options: TrainOptions
     step: int
     """The policy version that this step makes; training starts from version ``step - 1``."""
+
+
+@dataclass(slots=True)
+class SftInput:
+    """One call of supervised fine-tuning."""
+
+    conversations: list[list[TokenRow]]
+    """The rows of each conversation, in the order in which they are learned."""
+    options: SftOptions
+    step: int
+    """As for ``StepInput``. However many updates it takes, the call makes one version."""
+
+
+AnyInput = StepInput | SftInput
 
 
 @dataclass(slots=True)

@@ -59,10 +59,12 @@ def add_gradient(
     preset, targets = PRESETS[options.algorithm], work.targets
     new = targets.logprobs(policy.forward(work.pack), policy.head, entropy_gradient=options.entropy_coef > 0)
     entropy = new.entropy[targets.slots]
+    before = new.logprobs.detach() if work.start_logprobs is None else work.start_logprobs
+    engine = targets.engine_logprobs
     loss = policy_loss(
         TokenBatch(
             logprobs=new.logprobs,
-            engine_logprobs=targets.engine_logprobs,
+            engine_logprobs=torch.where(engine.isnan(), before, engine),
             advantages=targets.advantages,
             weights=targets.weights,
             sequences=targets.rows,
@@ -84,8 +86,8 @@ def add_gradient(
     meter.add_pack(
         work.pack,
         loss,
-        start=new.logprobs.detach() if work.start_logprobs is None else work.start_logprobs,
-        engine=targets.engine_logprobs,
+        start=before,
+        engine=engine,
         entropy=entropy.detach(),
         rows=targets.rows,
     )

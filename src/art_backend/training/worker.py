@@ -20,23 +20,30 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from art.wire import ErrorCode, LoraSpec, TokenRow, TrainOptions
+from art.wire import ErrorCode, LoraSpec, SftOptions, TokenRow, TrainOptions
 from art_backend.errors import ServiceError
-from art_backend.training.types import ModelSetup, ScoredTrajectory, StepInput, StepOutput
+from art_backend.training.types import AnyInput, ModelSetup, ScoredTrajectory, SftInput, StepInput, StepOutput
 
 _log = logging.getLogger("art_backend.training.worker")
 
 
-def encode_step(step: StepInput) -> str:
-    """The file format of a batch."""
-    groups = [
-        [{"reward": t.reward, "rows": [row.model_dump() for row in t.rows]} for t in group] for group in step.groups
-    ]
-    return json.dumps({"step": step.step, "options": step.options.model_dump(mode="json"), "groups": groups})
+def encode_step(step: AnyInput) -> str:
+    """The file format of a batch: that of supervised fine-tuning has ``conversations``, any other ``groups``."""
+    data: dict[str, Any] = {"step": step.step, "options": step.options.model_dump(mode="json")}
+    if isinstance(step, SftInput):
+        data["conversations"] = [[row.model_dump() for row in rows] for rows in step.conversations]
+    else:
+        data["groups"] = [
+            [{"reward": t.reward, "rows": [row.model_dump() for row in t.rows]} for t in group] for group in step.groups
+        ]
+    return json.dumps(data)
 
 
-def decode_step(content: str) -> StepInput:
+def decode_step(content: str) -> AnyInput:
     data = json.loads(content)
+    if "conversations" in data:
+        conversations = [[TokenRow.model_validate(row) for row in rows] for rows in data["conversations"]]
+        return SftInput(conversations, options=SftOptions.model_validate(data["options"]), step=data["step"])
     groups = [
         [ScoredTrajectory(t["reward"], [TokenRow.model_validate(row) for row in t["rows"]]) for t in group]
         for group in data["groups"]

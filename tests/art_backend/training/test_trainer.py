@@ -278,3 +278,19 @@ def test_an_adapter_of_another_shape_or_base_is_refused(setup, make_groups, tmp_
         Trainer(dataclasses.replace(setup, base_path=tmp_path, checkpoints=tmp_path / "none")).train(
             step_of(make_groups())
         )
+
+
+def test_unknown_log_probabilities_are_the_policys_own(setup, honest, tmp_path):
+    """Leaving out what the trainer computes itself changes nothing, and is told."""
+    known = Trainer(setup).train(step_of(honest, minibatches=2))
+    for group in honest:
+        for trajectory in group:
+            trajectory.rows = [row.model_copy(update={"logprobs": None}) for row in trajectory.rows]
+    there = dataclasses.replace(setup, checkpoints=tmp_path / "unknown")
+    unknown = Trainer(there).train(step_of(honest, minibatches=2))
+    ours, theirs = all_tensors(known.checkpoint), all_tensors(unknown.checkpoint)
+    torch.testing.assert_close(ours["exp_avg"], theirs["exp_avg"], rtol=1e-4, atol=1e-7)
+    assert (known.metrics["data/step_recomputed_tokens"], known.warnings) == (0, [])
+    assert unknown.metrics["data/step_recomputed_tokens"] == 24
+    assert "6 trajectories came without the log-probabilities" in unknown.warnings[0]
+    assert "offpolicy/logprob_gap_mean" not in unknown.metrics, "there is nothing to compare with"
