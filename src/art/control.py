@@ -70,6 +70,9 @@ class ControlClient:
     async def post(self, path: str, body: Wire, answer: type[W], *, timeout_s: float = CALL_TIMEOUT_S) -> W:
         return await self._call("POST", path, body.model_dump_json(), answer, timeout_s)
 
+    async def delete(self, path: str, answer: type[W], *, timeout_s: float = CALL_TIMEOUT_S) -> W:
+        return await self._call("DELETE", path, None, answer, timeout_s)
+
     async def events(self, job_id: str, *, after: int = 0) -> AsyncGenerator[JobEvent]:
         """Follow a job's events from number ``after`` + 1 to its end, through dropped connections.
 

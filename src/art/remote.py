@@ -50,7 +50,7 @@ from art.wire import (
 from art.wire import TrainResult as WireTrainResult
 
 if TYPE_CHECKING:
-    from art.model import Model
+    from art.model import Model, TrainableModel
 
 REGISTER_TIMEOUT_S = 3600.0
 """Registering loads the base model, which for a big one takes long; a dead backend is noticed at once all the same."""
@@ -108,6 +108,42 @@ class RemoteBackend(MetricSink, RolloutSource):
     async def get_model(self, project: str, name: str) -> ModelInfo:
         """What the service knows about a model."""
         return await (await self._control()).get(path_of(project, name), ModelInfo)
+
+    async def open_model(self, project: str, name: str) -> "TrainableModel[Any, Any]":
+        """A model that the service knows, ready to be called and trained, without saying again what it is.
+
+        Raises:
+            NotFoundError: No such model.
+        """
+        from art.model import TrainableModel
+
+        info = await self.get_model(project, name)
+        url = (await self._control()).url
+        remember_service(url)
+        self._steps[project, name] = info.step
+        model: TrainableModel[Any, Any] = TrainableModel(
+            name=name,
+            project=project,
+            base_model=info.base_model,
+            inference_base_url=f"{url}/v1",
+            inference_api_key=info.inference_api_key,
+        )
+        model._backend = self  # pyright: ignore[reportPrivateUsage]
+        model.inference_model_name = self._model_inference_name(model)
+        return model
+
+    async def delete_model(self, project: str, name: str) -> ModelInfo:
+        """Delete a model with its checkpoints, captures, metrics and the files that the service keeps of it.
+
+        Returns:
+            What it was.
+
+        Raises:
+            NotFoundError: No such model.
+            ConflictError: It is being trained.
+        """
+        self._steps.pop((project, name), None)
+        return await (await self._control()).delete(path_of(project, name), ModelInfo)
 
     async def get_health(self) -> Health:
         return await (await self._control()).get(f"{API_PREFIX}/health", Health)

@@ -66,6 +66,11 @@ def build_api(service: Service) -> APIRouter:
     async def get_model(project: str, name: str) -> ModelInfo:
         return service.describe(project, name)
 
+    @router.delete("/models/{project}/{name}", tags=["models"])
+    async def delete_model(project: str, name: str) -> ModelInfo:
+        """Delete a model with its checkpoints, captures, metrics and files; returns what it was."""
+        return await service.delete_model(project, name)
+
     @router.get("/models/{project}/{name}/checkpoints", tags=["checkpoints"])
     async def list_checkpoints(project: str, name: str) -> CheckpointList:
         return service.checkpoints(project, name)

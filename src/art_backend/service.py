@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from art.wire import (
 )
 from art_backend.auth import Keyring
 from art_backend.base_models import context_length, find_base_model
-from art_backend.errors import BadRequestError, NotFoundError, ServiceError
+from art_backend.errors import BadRequestError, ConflictError, NotFoundError, ServiceError
 from art_backend.gateway.ports import Identity, ServedModel
 from art_backend.gateway.render import ChatRenderer
 from art_backend.inference.process import EngineSettings
@@ -84,6 +85,26 @@ class Service:
             await self._serve(spec)
             self.runs.register_model(spec)
         return self.describe(spec.project, spec.name)
+
+    async def delete_model(self, project: str, name: str) -> ModelInfo:
+        """Forget a model and delete everything of it: checkpoints, captures, metrics, logged files.
+
+        Raises:
+            NotFoundError: No such model.
+            ConflictError: It is being trained.
+        """
+        async with self._registering:
+            deleted = self.describe(project, name)
+            if any((job.project, job.model) == (project, name) for job, _ in self.runs.unfinished_jobs()):
+                raise ConflictError(f"Model {name!r} is being trained; delete it when the step is done.", param="model")
+            if (trainer := self._trainers.pop((project, name), None)) is not None:
+                await trainer.close()
+            if (policy := self._policies.pop((project, name), None)) is not None:
+                await policy.withdraw()
+            self.captures.delete_model(project, name)
+            self.runs.delete_model(project, name)
+            await asyncio.to_thread(shutil.rmtree, self.settings.model_dir(project, name))
+        return deleted
 
     def describe(self, project: str, name: str) -> ModelInfo:
         model_id, spec = self.runs.find_model(project, name)

@@ -252,6 +252,11 @@ class ServedPolicy:
         """Versions that somebody holds a lease on."""
         return [step for step, count in self._leases.items() if count]
 
+    async def withdraw(self) -> None:
+        """For a model that is deleted: end the engine if it served a version, so that no cache survives its name."""
+        if any(self.engine_name(step) in self.host.adapters for step in self._recent):
+            await self.host.stop()
+
     async def _retire(self, keep: int) -> None:
         """Unload versions that nobody holds a lease on, except the most recently loaded."""
         self._recent = [step for step in self._recent if step != keep] + [keep]

@@ -5,10 +5,14 @@ from typing import Annotated
 
 import typer
 
+from art.cli.delete import delete
 from art.cli.demo import demo
+from art.cli.doctor import doctor
+from art.cli.eval import evaluate_models
 from art.cli.preflight import preflight
 from art.cli.runs import runs, show
 from art.cli.serve import serve
+from art.cli.train import train
 
 app = typer.Typer(
     name="art",
@@ -20,10 +24,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(demo)
-app.command()(serve)
 app.command()(preflight)
+app.command()(train)
+app.command("eval")(evaluate_models)
 app.command()(runs)
 app.command()(show)
+app.command()(delete)
+app.command()(serve)
+app.command()(doctor)
 
 
 def _print_version(wanted: bool) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from art.cli.targets import JsonOption, print_json
 from art.history import read_history
 
 _HISTORY = "history.jsonl"
@@ -43,12 +44,25 @@ def find_histories(path: Path) -> list[History]:
     return [History(file.parent, read_history(file)) for file in sorted(path.glob(f"**/models/*/{_HISTORY}"))]
 
 
-def runs(path: Annotated[Path, _PATH_OPTION] = Path(".art")) -> None:
+def runs(path: Annotated[Path, _PATH_OPTION] = Path(".art"), json: JsonOption = False) -> None:
     """List the models that were trained here."""
     from rich.console import Console
     from rich.table import Table
 
     histories = find_histories(path)
+    if json:
+        print_json(
+            [
+                {
+                    "model": history.title,
+                    "steps": history.steps,
+                    "reward": next(reversed(history.series("train/reward").values()), None),
+                    "directory": str(history.directory),
+                }
+                for history in histories
+            ]
+        )
+        return
     if not histories:
         typer.echo(f"There is no trained model in {path}. Train one with `art demo`, or name another --path.")
         return
@@ -66,6 +80,7 @@ def show(
     model: Annotated[str, typer.Argument(help="The model's name, with or without its project.")],
     metric: Annotated[list[str] | None, typer.Option(help="Metrics to show; may be repeated.")] = None,
     path: Annotated[Path, _PATH_OPTION] = Path(".art"),
+    json: JsonOption = False,
 ) -> None:
     """Show how a model's metrics went."""
     from rich.console import Console
@@ -83,6 +98,10 @@ def show(
     if unknown := [name for name in names if not history.series(name)]:
         typer.echo(f"Error: {', '.join(unknown)} was not logged. Logged: {', '.join(history.metrics())}.", err=True)
         raise typer.Exit(1)
+    if json:
+        series = {name: [list(point) for point in history.series(name).items()] for name in metric or history.metrics()}
+        print_json({"model": history.title, "directory": str(history.directory), "metrics": series})
+        return
     table = Table(box=None, header_style="bold", title=f"{history.title}, {history.steps} steps", title_justify="left")
     for column in ("metric", "first", "last", "best", ""):
         table.add_column(column, justify="left" if column in ("metric", "") else "right", no_wrap=True)

@@ -9,7 +9,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from art.backend import AnyModel, AnyTrainableModel
 from art.control import ControlClient
@@ -19,6 +19,9 @@ from art.remote import RemoteBackend
 from art.state import write_json
 from art.utils.output_dirs import get_default_art_path, get_output_dir_from_model_properties, get_step_checkpoint_dir
 from art.utils.trajectory_migration import auto_migrate_on_register
+
+if TYPE_CHECKING:
+    from art.model import TrainableModel
 
 START_TIMEOUT_S = float(os.environ.get("ART_SERVER_TIMEOUT", "1800"))
 """Cap on the service's start; its death is noticed at once in any case."""
@@ -81,6 +84,11 @@ class LocalBackend(RemoteBackend):
         write_json(directory / "model.json", record)
         auto_migrate_on_register(directory)
         await super().register(model)
+
+    async def open_model(self, project: str, name: str) -> "TrainableModel[Any, Any]":
+        model = await super().open_model(project, name)
+        model.base_path = str(self._path)
+        return model
 
     def automatic_gpu_cost_per_hour_usd(self, model: AnyModel) -> float | None:
         names = _gpu_names()

@@ -109,8 +109,12 @@ class CaptureStore:
         """Delete rollouts that were last used before ``unix_time``, and give their space back; return how many."""
         return self._delete("used_at < ?", unix_time)
 
-    def _delete(self, condition: str, value: str | float) -> int:
-        ids = [row["id"] for row in self._db.execute(f"SELECT id FROM rollouts WHERE {condition}", (value,))]
+    def delete_model(self, project: str, model: str) -> int:
+        """Delete all rollouts of a model; return how many."""
+        return self._delete("project = ? AND model = ?", project, model)
+
+    def _delete(self, condition: str, *values: str | float) -> int:
+        ids = [row["id"] for row in self._db.execute(f"SELECT id FROM rollouts WHERE {condition}", values)]
         with transaction(self._db):
             self._db.executemany("DELETE FROM rollouts WHERE id = ?", [(rollout,) for rollout in ids])
         if ids:

@@ -96,6 +96,12 @@ class RunStore:
         rows = self._db.execute("SELECT spec FROM models ORDER BY project, name")
         return [RegisterModel.model_validate_json(row["spec"]) for row in rows]
 
+    def delete_model(self, project: str, name: str) -> None:
+        """Forget a model with its jobs and metrics."""
+        with transaction(self._db):
+            for table, column in (("jobs", "model"), ("metrics", "model"), ("models", "name")):
+                self._db.execute(f"DELETE FROM {table} WHERE project = ? AND {column} = ?", (project, name))
+
     # Jobs
 
     def create_job(

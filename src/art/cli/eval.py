@@ -1,0 +1,154 @@
+"""``art eval``."""
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from art.cli.targets import (
+    BackendOption,
+    JsonOption,
+    KeyOption,
+    PathOption,
+    RolloutArgument,
+    ScenariosOption,
+    fail,
+    find_object,
+    open_backend,
+    print_json,
+    read_scenarios,
+    run_or_explain,
+    split_model,
+)
+
+if TYPE_CHECKING:
+    from art.evaluation import Evaluation
+    from art.model import Model
+    from art.remote import RemoteBackend
+
+
+def evaluate_models(
+    rollout: RolloutArgument,
+    scenarios: ScenariosOption,
+    model: Annotated[
+        list[str],
+        typer.Option(
+            metavar="MODEL",
+            help="PROJECT/NAME[@STEP] of a backend, or URL#NAME of any OpenAI endpoint. Repeat it to compare.",
+        ),
+    ],
+    runs: Annotated[int, typer.Option(min=1, help="Rollouts of each scenario.")] = 4,
+    timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds that one rollout may take.")] = None,
+    concurrent: Annotated[int, typer.Option(min=1, help="Rollouts that run at the same time.")] = 32,
+    endpoint_key: Annotated[
+        str, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True, help="Key of the endpoints given by URL.")
+    ] = "none",
+    path: PathOption = Path(".art"),
+    backend: BackendOption = None,
+    api_key: KeyOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare models at your agent's task, with 95 % intervals.
+
+    The function takes a model and a scenario, and returns a Trajectory with its reward. Each further model is compared
+    with the first, scenario by scenario.
+    """
+    run, found = find_object(rollout, "MODULE:ROLLOUT"), read_scenarios(scenarios, "--scenarios")
+    if not found:
+        fail(f"{scenarios} holds no scenario.")
+
+    async def main() -> "list[Evaluation]":
+        from art.evaluation import evaluate
+        from art.gather import progress_bar
+
+        done: list[Evaluation] = []
+        async with AsyncExitStack() as stack:
+            service: RemoteBackend | None = None
+            for target in model:
+                if "#" not in target and service is None:
+                    service = await stack.enter_async_context(open_backend(backend, api_key, path))
+                opened = await _open(target, service, endpoint_key)
+                with progress_bar(target, len(found)) as bar:
+                    done.append(
+                        await evaluate(
+                            target,
+                            opened,
+                            run,
+                            found,
+                            runs=runs,
+                            timeout_s=timeout,
+                            max_concurrent=concurrent,
+                            on_scenario=lambda bar=bar: bar.update(1),
+                        )
+                    )
+        return done
+
+    evaluations: list[Evaluation] = run_or_explain(main)
+    if json:
+        print_json([one.to_json(evaluations[0]) for one in evaluations])
+    else:
+        _print_table(evaluations)
+    if not all(one.runs for one in evaluations):
+        raise typer.Exit(1)
+
+
+async def _open(target: str, service: "RemoteBackend | None", endpoint_key: str) -> "Model[Any, Any]":
+    """What the rollout function gets for a ``--model``."""
+    import art
+
+    url, hash_mark, name = target.partition("#")
+    if hash_mark:
+        if not url.startswith(("http://", "https://")) or not name:
+            raise typer.BadParameter(f"write URL#NAME, not {target!r}.", param_hint="--model")
+        return art.Model(
+            name=name.replace("/", "--"),
+            project="eval",
+            inference_base_url=url,
+            inference_api_key=endpoint_key,
+            inference_model_name=name,
+            report_metrics=[],
+        )
+    assert service is not None
+    project, name, step = split_model(target, "--model")
+    trained = await service.open_model(project, name)
+    if step is None:
+        return trained
+    return art.Model(
+        name=name,
+        project=project,
+        inference_base_url=trained.inference_base_url,
+        inference_api_key=trained.inference_api_key,
+        inference_model_name=f"{name}@{step}",
+        report_metrics=[],
+    )
+
+
+def _print_table(evaluations: "list[Evaluation]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    first = evaluations[0]
+    table = Table(box=None, header_style="bold")
+    table.add_column("model", overflow="fold")
+    for column in ("scenarios", "runs", "failed", "reward", "95 % interval"):
+        table.add_column(column, justify="right", no_wrap=True)
+    if len(evaluations) > 1:
+        table.add_column("better than the first by", justify="right", no_wrap=True)
+    for one in evaluations:
+        cells = [one.name, str(sum(map(bool, one.rewards))), str(one.runs), str(one.failed), *_cells(one.reward)]
+        if len(evaluations) > 1:
+            value, bounds = _cells(None if one is first else one.minus(first))
+            cells.append(f"{value} {bounds}".strip())
+        table.add_row(*cells)
+    console = Console(highlight=False)
+    console.print(table)
+    for one in evaluations:
+        if one.first_failure:
+            console.print(f"{one.name}: a rollout failed: {one.first_failure}", markup=False)
+
+
+def _cells(found: Any) -> tuple[str, str]:
+    if found is None:
+        return "–", ""
+    return f"{found.value:+.3f}", f"[{found.low:+.3f}, {found.high:+.3f}]"

@@ -1,0 +1,117 @@
+"""What several commands take: functions and scenarios by name, a backend by address."""
+
+import json
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from art.remote import RemoteBackend
+
+RolloutArgument = Annotated[
+    str, typer.Argument(metavar="MODULE:ROLLOUT", help="The function that runs the agent once.")
+]
+ScenariosOption = Annotated[
+    str, typer.Option(metavar="FILE|MODULE:NAME", help="A JSONL file, one scenario a line, or a Python object.")
+]
+PathOption = Annotated[Path, typer.Option(help="Directory of the local backend.")]
+BackendOption = Annotated[
+    str | None, typer.Option(metavar="URL", help="Use the backend at this address instead of a local one.")
+]
+KeyOption = Annotated[str | None, typer.Option(envvar="ART_API_KEY", help="Key of that backend.", show_envvar=True)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+def find_object(target: str, parameter: str) -> Any:
+    """The object that ``module:name`` names, from the working directory or the installed packages."""
+    module, colon, name = target.partition(":")
+    if not colon or not name:
+        raise typer.BadParameter(f"write MODULE:NAME, such as my_agent:rollout, not {target!r}.", param_hint=parameter)
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return vars(import_module(module))[name]
+    except ModuleNotFoundError as error:
+        raise typer.BadParameter(f"there is no module {error.name!r} here.", param_hint=parameter) from None
+    except KeyError:
+        raise typer.BadParameter(f"{module} has no {name!r}.", param_hint=parameter) from None
+
+
+def read_scenarios(target: str, parameter: str) -> list[Any]:
+    """The scenarios of a JSONL file, or of a Python object or function."""
+    if not target.endswith((".jsonl", ".json")):
+        found: Any = find_object(target, parameter)
+        items: Any = found() if callable(found) else found
+        return list(items)
+    path = Path(target)
+    if not path.is_file():
+        raise typer.BadParameter(f"there is no file {target}.", param_hint=parameter)
+    try:
+        text = path.read_text(encoding="utf-8")
+        if target.endswith(".json"):
+            whole: Any = json.loads(text)
+            if not isinstance(whole, list):
+                raise typer.BadParameter(f"{target} holds no list.", param_hint=parameter)
+            return whole  # pyright: ignore[reportUnknownVariableType]
+        return [_scenario(target, n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    except json.JSONDecodeError as error:
+        raise typer.BadParameter(f"{target} is no JSON: {error}", param_hint=parameter) from None
+
+
+def _scenario(target: str, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise typer.BadParameter(f"{target}, line {number} is no JSON: {error}", param_hint="--scenarios") from None
+
+
+def split_model(target: str, parameter: str) -> tuple[str, str, int | None]:
+    """``project/name`` or ``project/name@step``."""
+    full, _, step = target.partition("@")
+    project, slash, name = full.partition("/")
+    if not (project and slash and name) or (step and not step.isdigit()):
+        raise typer.BadParameter(f"write PROJECT/NAME or PROJECT/NAME@STEP, not {target!r}.", param_hint=parameter)
+    return project, name, int(step) if step else None
+
+
+def open_backend(backend: str | None, api_key: str | None, path: Path) -> "RemoteBackend":
+    """The backend at an address, or a local one."""
+    import art
+
+    if backend is None:
+        return art.LocalBackend(path=path)
+    if not backend.startswith(("http://", "https://")):
+        raise typer.BadParameter("give an address such as http://127.0.0.1:8000.", param_hint="--backend")
+    return art.RemoteBackend(backend, api_key)
+
+
+def run_or_explain(main: Callable[[], Any]) -> Any:
+    """Run a coroutine function; what is wrong with the world ends as one line and exit code 1."""
+    import asyncio
+
+    from openai import APIError
+
+    from art.errors import ARTError
+
+    try:
+        return asyncio.run(main())
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except (ARTError, APIError, OSError, ValueError) as error:
+        fail(str(error))
+
+
+def fail(message: str) -> None:
+    """End with one line on standard error."""
+    from art.demo.display import error_line
+
+    error_line(message)
+    raise typer.Exit(1)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2))

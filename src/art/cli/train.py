@@ -1,0 +1,84 @@
+"""``art train``."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from art.cli.targets import (
+    BackendOption,
+    JsonOption,
+    KeyOption,
+    PathOption,
+    RolloutArgument,
+    ScenariosOption,
+    find_object,
+    open_backend,
+    print_json,
+    read_scenarios,
+    run_or_explain,
+    split_model,
+)
+
+
+def train(
+    rollout: RolloutArgument,
+    scenarios: ScenariosOption,
+    model: Annotated[str, typer.Option(metavar="PROJECT/NAME", help="The model; the same one is taken up again.")],
+    steps: Annotated[int, typer.Option(min=1, help="Training steps in all.")],
+    base_model: Annotated[
+        str, typer.Option(help="A local directory or a hub id.")
+    ] = "HuggingFaceTB/SmolLM2-135M-Instruct",
+    groups_per_step: Annotated[int, typer.Option(min=1, help="Scenarios of a step.")] = 8,
+    group_size: Annotated[int, typer.Option(min=2, help="Rollouts of each scenario.")] = 8,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate of the adapter.")] = 1e-5,
+    max_staleness: Annotated[int, typer.Option(min=0, help="Policy versions that a rollout may be old.")] = 0,
+    timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds that one rollout may take.")] = None,
+    logger: Annotated[
+        list[str] | None, typer.Option(help="mlflow, tensorboard, trackio or wandb; may be repeated.")
+    ] = None,
+    path: PathOption = Path(".art"),
+    backend: BackendOption = None,
+    api_key: KeyOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Train a model at your agent's task. The same command takes it up again.
+
+    The function takes a model and a scenario, and returns a Trajectory with its reward.
+    """
+    if learning_rate <= 0:
+        raise typer.BadParameter("it must be above 0.", param_hint="--learning-rate")
+    run, found = find_object(rollout, "MODULE:ROLLOUT"), read_scenarios(scenarios, "--scenarios")
+    project, name, step = split_model(model, "--model")
+    if step is not None:
+        raise typer.BadParameter("training goes on from the latest step; leave out @STEP.", param_hint="--model")
+
+    async def main() -> Any:
+        import art
+
+        pupil: art.TrainableModel[Any, Any] = art.TrainableModel(
+            name=name, project=project, base_model=base_model, base_path=os.fspath(path), report_metrics=logger
+        )
+        async with open_backend(backend, api_key, path) as service:
+            await pupil.register(service)
+            return await art.train(
+                pupil,
+                run,
+                found,
+                groups_per_step=groups_per_step,
+                group_size=group_size,
+                max_staleness=max_staleness,
+                steps=steps,
+                rollout_timeout_s=timeout,
+                show_progress=not json,
+                learning_rate=learning_rate,
+            )
+
+    result = run_or_explain(main)
+    if json:
+        print_json({"model": model, "step": result.step, "stopped": result.stopped})
+    elif result.stopped:
+        typer.echo(f"Stopped after step {result.step}. The same command goes on.")
+    else:
+        typer.echo(f"{model} is trained to step {result.step}. See it: art show {model}")

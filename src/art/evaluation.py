@@ -1,0 +1,151 @@
+"""How good models are at an agent's task, with 95 % intervals, and how much better one is than another.
+
+Runs of one scenario resemble each other, so what is averaged are the scenarios' means, and what is compared are the
+scenarios that both models were run on (Miller 2024, *Adding Error Bars to Evals*, arXiv:2411.00640).
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from art.failures import is_service_failure
+from art.loop.rollouts import EveryRolloutFailedError, GroupRunner, HoldClock, RolloutFn
+
+_Z = 1.959963984540054
+_T_OF_FEW = {1: 12.706204736, 2: 4.302652730, 3: 3.182446305}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and its 95 % confidence interval; of a single value the bounds are infinite."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What one model did."""
+
+    name: str
+    rewards: list[list[float]]
+    """Of each scenario, in order, the rewards of the runs that ended."""
+    failed: int
+    """Runs that raised."""
+    first_failure: str | None = None
+
+    @property
+    def runs(self) -> int:
+        return sum(map(len, self.rewards))
+
+    @property
+    def reward(self) -> Interval | None:
+        """Mean over scenarios of their mean reward; ``None`` if no run ended."""
+        return interval([_mean(found) for found in self.rewards if found])
+
+    def minus(self, other: "Evaluation") -> Interval | None:
+        """How much higher the reward is than ``other``'s, over the scenarios that both have runs of."""
+        pairs = zip(self.rewards, other.rewards, strict=True)
+        return interval([_mean(ours) - _mean(theirs) for ours, theirs in pairs if ours and theirs])
+
+    def to_json(self, first: "Evaluation") -> dict[str, Any]:
+        """A row of the comparison table."""
+        difference = None if first is self else self.minus(first)
+        return {
+            "model": self.name,
+            "scenarios": sum(map(bool, self.rewards)),
+            "runs": self.runs,
+            "failed": self.failed,
+            "first_failure": self.first_failure,
+            "reward": _finite(self.reward),
+            "difference_to_first": _finite(difference),
+            "rewards": self.rewards,
+        }
+
+
+async def evaluate(
+    name: str,
+    model: Any,
+    rollout: RolloutFn[Any],
+    scenarios: Sequence[Any],
+    *,
+    runs: int,
+    timeout_s: float | None = None,
+    max_concurrent: int | None = None,
+    on_scenario: Callable[[], object] = lambda: None,
+) -> Evaluation:
+    """Run an agent ``runs`` times on each scenario.
+
+    Args:
+        model: What ``rollout`` gets: any ``art.Model``.
+        on_scenario: Called after each scenario.
+
+    Raises:
+        BackendError, openai.APIError: The service failed, which is no run's fault.
+    """
+    import asyncio
+
+    runner = GroupRunner(
+        model, rollout, size=runs, timeout_s=timeout_s, max_concurrent=max_concurrent, clock=HoldClock()
+    )
+    failures: list[str] = []
+
+    async def run(scenario: Any) -> list[float]:
+        try:
+            group = await runner.run(scenario)
+        except EveryRolloutFailedError as error:
+            if error.__cause__ is not None and is_service_failure(error.__cause__):
+                raise error.__cause__ from None
+            failures.extend([str(error)] * runs)
+            return []
+        finally:
+            on_scenario()
+        failures.extend(f"{failed.type}: {failed.message}" for failed in group.exceptions)
+        return [trajectory.reward for trajectory in group]
+
+    async with asyncio.TaskGroup() as tasks:
+        found = [tasks.create_task(run(scenario)) for scenario in scenarios]
+    await runner.leave()
+    rewards = [task.result() for task in found]
+    if not_finite := [i for i, row in enumerate(rewards) if not all(map(math.isfinite, row))]:
+        raise ValueError(f"A reward of scenario {not_finite[0]} is not a finite number.")
+    return Evaluation(name, rewards, len(failures), failures[0] if failures else None)
+
+
+def interval(values: Sequence[float]) -> Interval | None:
+    """Mean and Student's 95 % interval."""
+    if not values:
+        return None
+    n, mean = len(values), _mean(values)
+    if n == 1:
+        return Interval(mean, -math.inf, math.inf)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
+    half = t_quantile(n - 1) * math.sqrt(variance / n)
+    return Interval(mean, mean - half, mean + half)
+
+
+def t_quantile(freedom: int) -> float:
+    """The 97.5 % quantile of Student's distribution (expansion in 1/ν, Abramowitz and Stegun 26.7.5)."""
+    if freedom in _T_OF_FEW:
+        return _T_OF_FEW[freedom]
+    z, v = _Z, float(freedom)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / v ** (i + 1) for i, term in enumerate(terms))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _finite(found: Interval | None) -> dict[str, float | None] | None:
+    if found is None:
+        return None
+    bounds = {"low": found.low, "high": found.high}
+    return {"value": found.value, **{name: b if math.isfinite(b) else None for name, b in bounds.items()}}
