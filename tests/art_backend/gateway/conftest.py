@@ -132,8 +132,8 @@ def identify_by(captures):
 
 
 @contextlib.asynccontextmanager
-async def start_gateway(directory, tokenizer=None, **options):
-    """Start engine and gateway; ``options`` go to the gateway."""
+async def start_gateway(directory, tokenizer=None, routers=(), **options):
+    """Start engine and gateway; ``routers`` are served beside them, ``options`` go to the gateway."""
     renderer = ChatRenderer(tokenizer or build_tiny_tokenizer())
     database = open_database(directory / "art.db")
     captures = CaptureStore(database)
@@ -142,6 +142,8 @@ async def start_gateway(directory, tokenizer=None, **options):
     app = FastAPI()
     app.include_router(build_gateway(Directory(model, captures), captures, identify_by(captures), **options))
     app.include_router(build_rollouts(captures, lambda: None, lambda project, name: model))
+    for router in routers:
+        app.include_router(router)
     app.mount("/engine", engine.app)
     async with serve(app) as url:
         model.client = EngineClient(f"{url}/engine", engine.api_key)

@@ -1,0 +1,53 @@
+"""Each page of docs/frameworks is run: two rollouts at once, of each version that it shows.
+
+The model first calls a tool, and answers when it has the result. What was captured of a rollout must be what the engine
+was fed and what it sampled, id for id, with each sampled token trained once; and in one row, where the framework sends
+back what it was sent.
+"""
+
+import re
+
+import pytest
+from tests.art_backend.gateway.conftest import SERVICE_KEY
+from tests.frameworks.pages import PAGES, ROOT, run_agent, write_agent
+
+ROWS = {
+    "../frameworks": [1],
+    "anthropic": [1, 1, 1],
+    "autogen": [1, 1],
+    "crewai": [1, 1],
+    "langgraph": [1, 1, 1],
+    "litellm": [1, 1],
+    "openai": [1, 1],
+    "openai-agents": [1, 1, 1],
+    "openai-node": [1, 1],
+    "pydantic-ai": [1, 1, 1],
+    "smolagents": [2, 2],
+    "vercel-ai-sdk": [1, 1],
+    "mastra": [1, 1],
+}
+"""Training rows of a rollout with two turns, for each version of the agent that a page shows."""
+
+
+def test_every_page_is_run_and_linked():
+    pages = {page.stem for page in PAGES.glob("*.md")}
+    index = (ROOT / "docs/frameworks.md").read_text()
+    assert pages | {"../frameworks"} == set(ROWS)
+    assert pages == set(re.findall(r"\(frameworks/([\w-]+)\.md\)", index))
+
+
+@pytest.mark.parametrize(("page", "version"), [(page, i) for page, rows in ROWS.items() for i in range(len(rows))])
+async def test_page(gateway, tmp_path, page, version):
+    assert write_agent(page, version, tmp_path) == len(ROWS[page])
+    trajectories = await run_agent(page, tmp_path, gateway.url, SERVICE_KEY, "tiny")
+    assert [trajectory["reward"] for trajectory in trajectories] == [1.0, 1.0]
+    turns = 0
+    for trajectory in trajectories:
+        rollout = trajectory["rollout"]
+        assert [turn.untrainable for turn in gateway.turns(rollout)] == [None, None]
+        gateway.check(rollout)
+        rows = gateway.captures.rows(rollout).rows
+        assert len(rows) == ROWS[page][version]
+        assert {tuple(row.token_ids) for row in rows} <= {(*call.fed, *call.returned) for call in gateway.engine.calls}
+        turns += len(gateway.turns(rollout))
+    assert turns == len(gateway.engine.calls), "a call was made past the rollouts"
