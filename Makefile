@@ -9,7 +9,7 @@ MODEL  := HuggingFaceTB/SmolLM2-135M-Instruct
 FRAMEWORKS := .venv-frameworks
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup frameworks test-frameworks demo test lint format bench clean
+.PHONY: help setup frameworks test-frameworks demo test lint format bench bench-gateway clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,5 +65,14 @@ bench: setup  ## Run the quick benchmarks
 	$(BIN)/python -m benchmarks.inference --quick
 	$(BIN)/python -m benchmarks.training --quick
 
+bench-gateway: setup $(VENV)-litellm/.ready  ## Measure the gateway beside the litellm proxy (in an environment of its own)
+	$(BIN)/python -m benchmarks.gateway --quick
+
+# The last releases whose proxy comes in the same wheel.
+$(VENV)-litellm/.ready:
+	$(PYTHON) -m venv $(VENV)-litellm
+	$(VENV)-litellm/bin/python $(PIP) 'litellm[proxy]>=1.99,<1.100'
+	@touch $@
+
 clean:  ## Remove the environment and caches
-	rm -rf $(VENV) $(FRAMEWORKS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-litellm $(FRAMEWORKS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

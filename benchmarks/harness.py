@@ -20,14 +20,14 @@ console = Console(stderr=True)
 
 @dataclass(frozen=True)
 class Row:
-    """One compared figure."""
+    """One figure, compared with a peer's where there is one."""
 
     name: str
     ours: float
-    peer: float
+    peer: float | None
     peer_name: str
     unit: str
-    ratio: float
+    ratio: float | None
     """``ours / peer``."""
     target: str
     ok: bool
@@ -51,6 +51,18 @@ def compare(
     return Row(name, mine, theirs, peer_name, unit, ratio, ", ".join(bounds), ok)
 
 
+def hold(name: str, value: float, *, unit: str, at_most: float, more_than: tuple[str, float] | None = None) -> Row:
+    """Hold a figure against a bound, or its distance from a peer's.
+
+    Args:
+        more_than: Name and figure of the peer that ours may exceed by the bound.
+    """
+    if more_than is None:
+        return Row(name, value, None, "", unit, None, f"≤ {at_most:g} {unit}", value <= at_most)
+    peer_name, peer = more_than
+    return Row(name, value, peer, peer_name, unit, value / peer, f"≤ {at_most:g} {unit} more", value - peer <= at_most)
+
+
 def alternate(sides: Mapping[str, Callable[[], M]], rounds: int, describe: Callable[[M], str]) -> dict[str, list[M]]:
     """Measure the sides in turn (A B A B …), so that a change in the machine's load meets all of them."""
     results: dict[str, list[M]] = {side: [] for side in sides}
@@ -72,12 +84,13 @@ def measure_in_child(module: str, arguments: Sequence[str], environment: Mapping
 
 def report(rows: Sequence[Row], json_path: Path | None) -> None:
     """Print the table; write the rows where asked."""
-    table = Table("", "ours", "peer", "unit", "ratio", "target", "", title=f"peer: {rows[0].peer_name}")
+    peers = list(dict.fromkeys(row.peer_name for row in rows if row.peer_name))
+    table = Table("", "ours", "peer", "unit", "ratio", "target", "", title=f"peer: {', '.join(peers)}")
     for row in rows:
         verdict = "" if not row.target else "ok" if row.ok else "missed"
-        table.add_row(
-            row.name, f"{row.ours:.4g}", f"{row.peer:.4g}", row.unit, f"{row.ratio:.2f}×", row.target, verdict
-        )
+        peer = "" if row.peer is None else f"{row.peer:.4g}"
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}×"
+        table.add_row(row.name, f"{row.ours:.4g}", peer, row.unit, ratio, row.target, verdict)
     Console().print(table)
     if json_path is not None:
         json_path.write_text(json.dumps([asdict(row) for row in rows], indent=1))

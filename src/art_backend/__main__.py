@@ -11,11 +11,13 @@ from typing import Annotated
 
 import typer
 import uvicorn
+import uvloop
 from filelock import FileLock, Timeout
 
 from art_backend.app import build_app
 from art_backend.errors import ConflictError, ServiceError
-from art_backend.service import Service
+from art_backend.inference.process import EngineProcess
+from art_backend.service import Service, StartEngine
 from art_backend.settings import Settings
 
 CLAIM_WAIT_S = 20.0
@@ -73,7 +75,7 @@ def serve(
             user_code=None if user_code is None else user_code.resolve(),
             ready_file=ready_file,
         )
-        asyncio.run(_serve(settings, watch_stdin=watch_stdin))
+        uvloop.run(serve_until_stopped(settings, watch_stdin=watch_stdin))
     except ServiceError as error:
         sys.exit(f"art: {error.message}")
     except OSError as error:
@@ -100,21 +102,26 @@ def claim_directory(path: Path, wait_s: float = CLAIM_WAIT_S) -> FileLock:
     return lock
 
 
-async def _serve(settings: Settings, *, watch_stdin: bool) -> None:
+async def serve_until_stopped(
+    settings: Settings, *, watch_stdin: bool, start_engine: StartEngine = EngineProcess.start
+) -> None:
+    """Claim the directory, listen, serve; return when told to stop."""
     lock = claim_directory(settings.path)
     try:
-        await _run(settings, watch_stdin=watch_stdin)
+        await _run(settings, start_engine, watch_stdin=watch_stdin)
     finally:
         lock.release()
 
 
-async def _run(settings: Settings, *, watch_stdin: bool) -> None:
+async def _run(settings: Settings, start_engine: StartEngine, *, watch_stdin: bool) -> None:
     listener = _listen(settings.host, settings.port)
-    service = Service(settings)
+    service = Service(settings, start_engine)
     await service.restore()
     url = f"http://{_bracket(settings.host)}:{listener.getsockname()[1]}"
     app = build_app(service, on_start=lambda: _announce(settings, url))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", access_log=False, http="httptools", timeout_graceful_shutdown=5)
+    )
     if watch_stdin:
         await _stop_at_end_of_stdin(server)
     await server.serve(sockets=[listener])

@@ -86,7 +86,7 @@ class ChildProcess:
                 stdout=asyncio.subprocess.PIPE if pipes else log,
                 stderr=log,
                 env={**(defaults or {}), **os.environ, **(env or {})},
-                process_group=0,
+                start_new_session=True,
                 preexec_fn=_die_with_parent(),
                 limit=64 * 2**20,
             )

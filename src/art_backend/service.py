@@ -4,7 +4,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +27,7 @@ from art_backend.base_models import context_length, find_base_model
 from art_backend.errors import BadRequestError, ConflictError, NotFoundError, ServiceError
 from art_backend.gateway.ports import Identity, ServedModel
 from art_backend.gateway.render import ChatRenderer
-from art_backend.inference.process import EngineSettings
+from art_backend.inference.process import EngineProcess, EngineSettings
 from art_backend.jobs import JobBoard
 from art_backend.orchestrator import StepRunner
 from art_backend.serving import EngineHost, Gate, ServedPolicy
@@ -44,14 +44,25 @@ from art_backend.utilisation import EngineMeter
 MAX_LORA_RANK = 512
 """The largest rank that can be registered (``LoraSpec``), so the engine must take it."""
 
+StartEngine = Callable[[EngineSettings], Awaitable[EngineProcess]]
+
 _log = logging.getLogger(__name__)
 
 
 class Service:
-    """Everything behind the HTTP port. Make it inside a running event loop; ``await close()`` ends its children."""
+    """Everything behind the HTTP port. Make it inside a running event loop; ``await close()`` ends its children.
 
-    def __init__(self, settings: Settings) -> None:
+    Args:
+        start_engine: Starts an engine.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        start_engine: StartEngine = EngineProcess.start,
+    ) -> None:
         self.settings = settings
+        self._start_engine = start_engine
         self._started = time.monotonic()
         self._db = open_database(settings.database_path)
         self.runs = RunStore(self._db)
@@ -183,7 +194,7 @@ class Service:
                 log_path=self.settings.log_dir / "engine.log",
                 start_timeout_s=self.settings.engine_start_timeout_s,
             )
-            self._hosts[base_model] = EngineHost(settings, Gate(self.settings.hold_timeout_s))
+            self._hosts[base_model] = EngineHost(settings, Gate(self.settings.hold_timeout_s), self._start_engine)
         return self._hosts[base_model]
 
     def _limit(self, base_path: Path) -> int:

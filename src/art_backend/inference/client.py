@@ -2,11 +2,12 @@
 
 import json
 import re
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import httpx
+import aiohttp
 
 from art_backend.inference.contract import Generation, GenerationDelta, Sampling
 
@@ -44,24 +45,17 @@ class EngineClient:
 
     Args:
         base_url: Such as ``http://127.0.0.1:8123``.
-        http: Client to send through; ``None`` makes one, which ``close`` closes.
     """
 
-    def __init__(self, base_url: str, api_key: str, http: httpx.AsyncClient | None = None) -> None:
+    def __init__(self, base_url: str, api_key: str) -> None:
         self.base_url = base_url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
-        self._owns_http = http is None
-        self._http = http or httpx.AsyncClient(
-            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-            # every call in flight has its own connection; a limit would queue calls here, unseen by the engine
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_S),
-            trust_env=False,
-        )
+        self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
-        """Close the connections, unless they belong to somebody else's client."""
-        if self._owns_http:
-            await self._http.aclose()
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
 
     async def generate(
         self, model: str, token_ids: list[int], sampling: Sampling, request_id: str | None = None
@@ -75,8 +69,7 @@ class EngineClient:
             EngineUnreachableError: The engine is not there, or died.
         """
         body = _generate_body(model, token_ids, sampling, request_id, stream=False)
-        response = await self._call("POST", "/inference/v1/generate", body)
-        delta = _parse_delta(_json(response))
+        delta = _parse_delta(_json(await self._call("POST", "/inference/v1/generate", body)))
         if delta.finish_reason is None:
             raise EngineError(502, "The answer has no finish_reason.")
         return Generation(delta.token_ids, delta.logprobs, delta.top_logprobs, delta.finish_reason)
@@ -84,34 +77,15 @@ class EngineClient:
     async def stream(
         self, model: str, token_ids: list[int], sampling: Sampling, request_id: str | None = None
     ) -> AsyncGenerator[GenerationDelta, None]:
-        """Like ``generate``, token by token. Closing the iterator ends the sampling."""
+        """Like ``generate``, in deltas of one or more tokens. Closing the iterator ends the sampling."""
         body = _generate_body(model, token_ids, sampling, request_id, stream=True)
-        request = self._http.build_request(
-            "POST", f"{self.base_url}/inference/v1/generate", content=body, headers=self._headers
-        )
-        finished = False
-        try:
-            response = await self._http.send(request, stream=True)
-            try:
-                if response.status_code >= 400:
-                    await response.aread()
-                    raise _error(response)
-                async for line in response.aiter_lines():
-                    if not line.startswith("data:"):
-                        continue
-                    data = line[5:].strip()
-                    if data == "[DONE]":
-                        break
-                    event = json.loads(data)
-                    if "error" in event:
-                        raise EngineError(int(event["error"].get("code") or 500), str(event["error"].get("message")))
-                    delta = _parse_delta(event)
+        finished, held = False, b""
+        async with self._request("POST", "/inference/v1/generate", body) as response:
+            async for chunk in response.content.iter_any():
+                *lines, held = (held + chunk).split(b"\n")
+                for delta in _read_events(lines):
                     finished = finished or delta.finish_reason is not None
                     yield delta
-            finally:
-                await response.aclose()
-        except httpx.TransportError as error:
-            raise _unreachable(self.base_url, error) from error
         if not finished:
             raise EngineUnreachableError(f"The engine at {self.base_url} ended a stream before its last token.")
 
@@ -155,7 +129,7 @@ class EngineClient:
 
     async def metrics(self) -> dict[str, float]:
         """Samples of ``/metrics``, by name (with labels, where a sample has them)."""
-        text = (await self._call("GET", "/metrics")).text
+        text = (await self._call("GET", "/metrics")).decode()
         lines = (line for line in text.splitlines() if line and not line.startswith("#"))
         return {match[1]: float(match[2]) for line in lines if (match := _SAMPLE_LINE.match(line))}
 
@@ -167,16 +141,37 @@ class EngineClient:
 
     async def _call(
         self, method: str, path: str, content: bytes | None = None, params: dict[str, Any] | None = None
-    ) -> httpx.Response:
+    ) -> bytes:
+        async with self._request(method, path, content, params) as response:
+            return await response.read()
+
+    @asynccontextmanager
+    async def _request(
+        self, method: str, path: str, content: bytes | None = None, params: dict[str, Any] | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request; the response is open within the block, and leaving the block early ends it on both sides."""
         try:
-            response = await self._http.request(
-                method, f"{self.base_url}{path}", content=content, params=params, headers=self._headers
+            async with self._connections().request(
+                method, f"{self.base_url}{path}", data=content, params=params, headers=self._headers
+            ) as response:
+                if response.status >= 400:
+                    raise _error(response.status, await response.read())
+                yield response
+        except aiohttp.ClientError as error:
+            raise EngineUnreachableError(
+                f"The engine at {self.base_url} does not answer: {type(error).__name__} {error}".rstrip()
+            ) from error
+
+    def _connections(self) -> aiohttp.ClientSession:
+        """The kept-alive connections; made by the first call, since they belong to its event loop."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                # every call in flight has its own connection; a limit would queue calls here, unseen by the engine
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+                cookie_jar=aiohttp.DummyCookieJar(),
             )
-        except httpx.TransportError as error:
-            raise _unreachable(self.base_url, error) from error
-        if response.status_code >= 400:
-            raise _error(response)
-        return response
+        return self._session
 
 
 def _generate_body(
@@ -202,6 +197,17 @@ def _generate_body(
     return json.dumps(body, separators=(",", ":")).encode()
 
 
+def _read_events(lines: Iterable[bytes]) -> Iterable[GenerationDelta]:
+    """Deltas in whole lines of a stream of server-sent events."""
+    for line in lines:
+        if not line.startswith(b"data:") or line.startswith(b"data: [DONE]"):
+            continue
+        event = json.loads(line[5:])
+        if "error" in event:
+            raise EngineError(int(event["error"].get("code") or 500), str(event["error"].get("message")))
+        yield _parse_delta(event)
+
+
 def _parse_delta(body: dict[str, Any]) -> GenerationDelta:
     try:
         choice = body["choices"][0]
@@ -216,9 +222,9 @@ def _parse_delta(body: dict[str, Any]) -> GenerationDelta:
         raise EngineError(502, f"The answer does not have the contract's shape: {error!r}.") from error
 
 
-def _json(response: httpx.Response) -> dict[str, Any]:
+def _json(content: bytes) -> dict[str, Any]:
     try:
-        body = json.loads(response.content)
+        body = json.loads(content)
     except ValueError as error:
         raise EngineError(502, f"The answer is not JSON: {error}.") from error
     if not isinstance(body, dict):
@@ -226,13 +232,9 @@ def _json(response: httpx.Response) -> dict[str, Any]:
     return body
 
 
-def _error(response: httpx.Response) -> EngineError:
+def _error(status: int, content: bytes) -> EngineError:
     try:
-        message = json.loads(response.content)["error"]["message"]
+        message = json.loads(content)["error"]["message"]
     except (ValueError, KeyError, TypeError):
-        message = response.text[:500] or response.reason_phrase
-    return EngineError(response.status_code, str(message))
-
-
-def _unreachable(base_url: str, error: httpx.TransportError) -> EngineUnreachableError:
-    return EngineUnreachableError(f"The engine at {base_url} does not answer: {type(error).__name__} {error}".rstrip())
+        message = content[:500].decode(errors="replace") or "no explanation"
+    return EngineError(status, str(message))

@@ -1,0 +1,40 @@
+"""The service as it is started everywhere, except that its engine is the scripted one.
+
+``engine.json`` in its directory tells where that engine listens, for those who call it directly.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import uvloop
+
+from art_backend.__main__ import serve_until_stopped
+from art_backend.inference.process import EngineProcess, EngineSettings, Launch
+from art_backend.settings import Settings
+
+ENGINE_FILE = "engine.json"
+
+
+def scripted_engine(directory: Path, _: EngineSettings, port: int, api_key: str) -> Launch:
+    """Launch the scripted engine, and write down where it is."""
+    (directory / ENGINE_FILE).write_text(json.dumps({"url": f"http://127.0.0.1:{port}", "api_key": api_key}))
+    argv = [sys.executable, "-m", "benchmarks.scripted_engine", "--port", str(port)]
+    return Launch("scripted engine", argv, env={"ART_ENGINE_KEY": api_key})
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway_service", description=__doc__)
+    parser.add_argument("--path", type=Path, required=True)
+    parser.add_argument("--ready-file", type=Path, required=True)
+    options = parser.parse_args(argv)
+    settings = Settings(path=options.path, port=0, ready_file=options.ready_file, max_sequence_length=8192)
+    start = partial(EngineProcess.start, launcher=partial(scripted_engine, options.path))
+    uvloop.run(serve_until_stopped(settings, watch_stdin=True, start_engine=start))
+
+
+if __name__ == "__main__":
+    main()
