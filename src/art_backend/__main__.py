@@ -1,6 +1,7 @@
 """``python -m art_backend serve``: start the service."""
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -152,6 +153,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _announce(settings: Settings, url: str) -> None:
+    gc.freeze()  # what was imported stays: looking through it again and again would take a good part of each call
     if settings.ready_file is not None:
         content = json.dumps({"url": url, "api_key": settings.api_key, "pid": os.getpid()})
         partial = settings.ready_file.with_suffix(".partial")

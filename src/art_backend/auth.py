@@ -70,11 +70,11 @@ class Keyring:
         info = self._captures.find_by_key(key)
         if info is None or (rollout is not None and info.id != rollout):
             raise UnauthorizedError(_UNKNOWN if rollout is None else f"This API key does not open rollout {rollout!r}.")
-        return Identity("rollout", project=info.project, model=info.model, rollout=info.id)
+        return Identity("rollout", project=info.project, model=info.model, rollout=info.id, step=info.step)
 
     def _rollout_identity(self, rollout: str) -> Identity:
         info = self._captures.get(rollout)
-        return Identity("rollout", project=info.project, model=info.model, rollout=info.id)
+        return Identity("rollout", project=info.project, model=info.model, rollout=info.id, step=info.step)
 
 
 def _load_secret(path: Path) -> bytes:

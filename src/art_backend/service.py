@@ -228,9 +228,7 @@ class Service:
             raise BadRequestError(
                 f"Model {requested!r} exists in several projects; name one of {names}.", param="model"
             )
-        if identity.rollout is not None and step is None:
-            step = self.captures.get(identity.rollout).step
-        return exact[0], step
+        return exact[0], identity.step if step is None else step
 
     def list_names(self, identity: Identity) -> list[str]:
         """See ``gateway.ports.ModelDirectory.list_names``."""

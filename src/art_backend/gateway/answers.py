@@ -89,12 +89,13 @@ class Answer:
         """Of the turns that the choices will be."""
         self.parts: list[list[Part]] = [[] for _ in range(call.choices)]
         self._readers = 0
-        self._work: asyncio.Task[None] | None = None
+        self.work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """What makes the answer; ended with it, or with the error that it came to."""
         self._news = asyncio.Event()
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        self._work = asyncio.create_task(work)
-        self._work.add_done_callback(self._ended)
+        self.work = asyncio.create_task(work)
+        self.work.add_done_callback(self._ended)
 
     @property
     def finished(self) -> bool:
@@ -113,8 +114,8 @@ class Answer:
         finally:
             self._readers -= 1
             if not self._readers:
-                if self._work is not None and not self._work.done():
-                    self._work.cancel()
+                if not self.work.done():
+                    self.work.cancel()
                 self.parts = [[] for _ in self.parts]
 
     async def wait(self) -> list[Completed]:
@@ -123,8 +124,7 @@ class Answer:
         Raises:
             ServiceError: The answer did not come about.
         """
-        if self._work is not None:
-            await asyncio.shield(self._work)
+        await asyncio.shield(self.work)
         return self.completed
 
     async def follow(self) -> AsyncIterator[tuple[int, Part | Completed]]:
@@ -141,7 +141,7 @@ class Answer:
         else:
             seen = [0] * len(self.parts)
             while True:
-                news, done = self._news, self._work is None or self._work.done()
+                news, done = self._news, self.work.done()
                 for choice, parts in enumerate(self.parts):
                     while seen[choice] < len(parts):
                         seen[choice] += 1
@@ -156,7 +156,7 @@ class Answer:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def _ended(self, work: asyncio.Task[None]) -> None:
+    def _ended(self, work: asyncio.Future[None]) -> None:
         if not work.cancelled():
             work.exception()  # read, so that an error whose reader has left is not reported as lost
         self._tell()

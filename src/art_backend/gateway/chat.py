@@ -19,6 +19,8 @@ from art_backend.gateway.responding import Surface
 from art_backend.gateway.sampling import plan_sampling
 from art_backend.gateway.sources import Conversation
 
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -206,7 +208,7 @@ def _tool_call(call: ParsedToolCall) -> dict[str, Any]:
 
 
 def write_json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    return _encode(value).encode()
 
 
 CHAT = Surface("chat", read_call, write_whole, write_events, write_error, write_error_event)

@@ -22,6 +22,8 @@ class Identity:
     project: str | None = None
     model: str | None = None
     rollout: str | None = None
+    step: int | None = None
+    """The policy version that the rollout is pinned to."""
 
 
 @dataclass(frozen=True, slots=True)

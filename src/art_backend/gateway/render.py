@@ -35,6 +35,9 @@ Message = dict[str, Any]
 
 Tools = Sequence[dict[str, Any]]
 
+_STAND_INS = 256
+"""Renderings of the stand-in conversation that are kept, one for each list of tools."""
+
 _SPOKEN = "stand-in"
 _STAND_IN = [{"role": "user", "content": "q"}, {"role": "assistant", "content": _SPOKEN}]
 
@@ -60,6 +63,7 @@ class ChatRenderer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self.detokenizer = Detokenizer(tokenizer)
+        self._stand_ins: dict[str, str] = {}
         template = tokenizer.chat_template or ""
         self._shows_tools = renderer is not None or "tools" in str(template)
         self._close = None if renderer or not template else self._find_close()
@@ -157,7 +161,7 @@ class ChatRenderer:
         if self._close is None:
             return None
         try:
-            before = self._template(_STAND_IN, tools, generation_prompt=False)
+            before = self._before(tools)
             after = self._template([*_STAND_IN, *new_messages], tools, generation_prompt=True)
         except Exception:  # noqa: BLE001  a template may refuse the stand-in and accept the real messages
             return None
@@ -169,6 +173,15 @@ class ChatRenderer:
         if extension[:1] != [self._close]:
             return None
         return extension[1:] if completion[-1] == self._close else extension
+
+    def _before(self, tools: Tools | None) -> str:
+        """The stand-in conversation as a template writes it with ``tools``; always the same while those are."""
+        key = json.dumps(tools) if tools else ""
+        if key not in self._stand_ins:
+            if len(self._stand_ins) >= _STAND_INS:
+                self._stand_ins.pop(next(iter(self._stand_ins)))
+            self._stand_ins[key] = self._template(_STAND_IN, tools, generation_prompt=False)
+        return self._stand_ins[key]
 
     def _bridge_known(
         self,

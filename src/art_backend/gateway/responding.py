@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -20,7 +20,6 @@ from art_backend.errors import EngineFailedError, ServiceError
 from art_backend.gateway.answers import Answer, Call
 from art_backend.gateway.tree import Turn
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -66,19 +65,18 @@ class WholeResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._answer.reading():
             gone = asyncio.ensure_future(_disconnected(receive))
-            work = asyncio.ensure_future(self._answer.wait())
             started = False
             try:
-                while await _first(work, gone, self._keep_alive_s) is None:
+                while await _first(self._answer.work, gone, self._keep_alive_s) is None:
                     if not started:
                         started = True
                         headers = [(b"content-type", b"application/json")]
                         await send({"type": "http.response.start", "status": 200, "headers": headers})
                     await send({"type": "http.response.body", "body": b" ", "more_body": True})
-                if not work.done():
+                if not self._answer.work.done():
                     return
                 try:
-                    work.result()
+                    self._answer.work.result()
                 except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
                     if not started:
                         await ErrorResponse(self._surface, tell(error))(scope, receive, send)
@@ -90,7 +88,6 @@ class WholeResponse(Response):
                     await Response(body, media_type="application/json")(scope, receive, send)
             finally:
                 gone.cancel()
-                work.cancel()
 
 
 class EventResponse(Response):
@@ -101,40 +98,58 @@ class EventResponse(Response):
         self._surface = surface
         self._answer = answer
         self._keep_alive_s = keep_alive_s
+        self._ready: list[bytes] = []
+        """Events that were made and not sent yet."""
+        self._news = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._answer.reading():
             gone = asyncio.ensure_future(_disconnected(receive))
-            events = self._surface.events(self._answer)
-            upcoming: asyncio.Future[bytes] | None = None
-            started = False
+            making = asyncio.ensure_future(self._make())
+            for task in (gone, making):
+                task.add_done_callback(lambda _: self._news.set())
+            started = ended = False
             try:
-                while True:
-                    upcoming = upcoming or asyncio.ensure_future(anext(events, b""))
-                    event: bytes | None = b": keep-alive\n\n"
-                    if (ended := await _first(upcoming, gone, self._keep_alive_s)) is gone:
+                while not ended:
+                    body, ended, error = await self._next(making)
+                    if gone.done():
                         return
-                    if ended is upcoming:
-                        try:
-                            event = upcoming.result()
-                        except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
-                            if not started:
-                                await ErrorResponse(self._surface, tell(error))(scope, receive, send)
-                                return
-                            event = self._surface.error_event(tell(error))
-                            await send({"type": "http.response.body", "body": event})
-                            return
-                        upcoming = None
+                    if error is not None and not started and not body:
+                        await ErrorResponse(self._surface, tell(error))(scope, receive, send)
+                        return
+                    if error is not None:
+                        body += self._surface.error_event(tell(error))
                     if not started:
                         started = True
                         await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
-                    await send({"type": "http.response.body", "body": event, "more_body": bool(event)})
-                    if not event:
-                        return
+                    await send({"type": "http.response.body", "body": body, "more_body": not ended})
             finally:
                 gone.cancel()
-                if upcoming is not None:
-                    upcoming.cancel()
+                making.cancel()
+
+    async def _make(self) -> None:
+        """Make events as fast as the answer grows; those that are ready together are sent together."""
+        async for event in self._surface.events(self._answer):
+            self._ready.append(event)
+            self._news.set()
+
+    async def _next(self, making: "asyncio.Future[None]") -> tuple[bytes, bool, Exception | None]:
+        """Wait for news; return what to send, whether it is the last, and the error that ended it."""
+        try:
+            async with asyncio.timeout(self._keep_alive_s):
+                await self._news.wait()
+        except TimeoutError:
+            return b": keep-alive\n\n", False, None
+        self._news.clear()
+        body = b"".join(self._ready)
+        self._ready.clear()
+        if not making.done():
+            return body, False, None
+        try:
+            making.result()
+        except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
+            return body, True, error
+        return body, True, None
 
 
 _EVENT_HEADERS = [
@@ -155,8 +170,8 @@ def tell(error: Exception) -> ServiceError:
 
 
 async def _first(
-    work: "asyncio.Future[T]", gone: "asyncio.Future[None]", timeout_s: float
-) -> "asyncio.Future[T] | asyncio.Future[None] | None":
+    work: "asyncio.Future[None]", gone: "asyncio.Future[None]", timeout_s: float
+) -> "asyncio.Future[None] | None":
     """Which of two ends first, the work if both have; ``None`` if neither does in time."""
     if not work.done():
         await asyncio.wait((work, gone), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

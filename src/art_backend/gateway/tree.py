@@ -28,6 +28,8 @@ from art_backend.gateway.render import ChatRenderer, Message, Tools
 
 Digest = bytes
 
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+
 
 @dataclass(slots=True, eq=False)
 class Prompt:
@@ -206,7 +208,7 @@ class Tree:
         if turn is None:
             ids = array("i", renderer.render(messages, tools))
             return Prompt(new_id("p"), None, 0, ids, chain[-1], added, list(tools) if tools else None)
-        extension = renderer.bridge(turn.prompt.path_ids().tolist(), turn.ids.tolist(), added, tools)
+        extension = renderer.bridge(turn.prompt.path_ids(), turn.ids, added, tools)
         if extension is not None:
             return Prompt(new_id("p"), turn, turn.length, array("i", extension), chain[-1], added)
         ids = array("i", renderer.render(messages, tools))
@@ -349,9 +351,7 @@ def _calls_digest(digest: Digest, message: Message) -> Digest:
 
 
 def _digest(before: Digest, what: Any) -> Digest:
-    return hashlib.blake2b(
-        before + json.dumps(what, sort_keys=True, separators=(",", ":")).encode(), digest_size=16
-    ).digest()
+    return hashlib.blake2b(before + _encode(what).encode(), digest_size=16).digest()
 
 
 def new_id(kind: str) -> str:

@@ -83,7 +83,8 @@ class EngineClient:
         async with self._request("POST", "/inference/v1/generate", body) as response:
             async for chunk in response.content.iter_any():
                 *lines, held = (held + chunk).split(b"\n")
-                for delta in _read_events(lines):
+                delta = _read_events(lines)
+                if delta is not None:
                     finished = finished or delta.finish_reason is not None
                     yield delta
         if not finished:
@@ -197,15 +198,20 @@ def _generate_body(
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def _read_events(lines: Iterable[bytes]) -> Iterable[GenerationDelta]:
-    """Deltas in whole lines of a stream of server-sent events."""
+def _read_events(lines: Iterable[bytes]) -> GenerationDelta | None:
+    """What whole lines of a stream of server-sent events say together; ``None`` if nothing."""
+    delta: GenerationDelta | None = None
     for line in lines:
         if not line.startswith(b"data:") or line.startswith(b"data: [DONE]"):
             continue
         event = json.loads(line[5:])
         if "error" in event:
             raise EngineError(int(event["error"].get("code") or 500), str(event["error"].get("message")))
-        yield _parse_delta(event)
+        if delta is None:
+            delta = _parse_delta(event)
+        else:
+            delta.extend(_parse_delta(event))
+    return delta
 
 
 def _parse_delta(body: dict[str, Any]) -> GenerationDelta:

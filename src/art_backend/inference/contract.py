@@ -42,6 +42,13 @@ class GenerationDelta:
     finish_reason: FinishReason | None = None
     """Set on the last delta."""
 
+    def extend(self, later: "GenerationDelta") -> None:
+        """Append the delta that follows."""
+        self.token_ids += later.token_ids
+        self.logprobs += later.logprobs
+        self.top_logprobs += later.top_logprobs
+        self.finish_reason = later.finish_reason
+
 
 @dataclass(slots=True)
 class Generation:

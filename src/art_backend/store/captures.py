@@ -28,6 +28,8 @@ IDS_IN_MEMORY = 20_000_000
 _TREE_OVERHEAD = 200
 """What an empty tree counts for, in ids."""
 
+_OWNERS_IN_MEMORY = 20_000
+
 _REQUESTS_BETWEEN_LOOKS = 64
 
 _SCHEMA = """
@@ -59,6 +61,7 @@ class CaptureStore:
         self._db.executescript(_SCHEMA)
         self._recent: OrderedDict[str, Tree] = OrderedDict()
         self._in_use: weakref.WeakValueDictionary[str, Tree] = weakref.WeakValueDictionary()
+        self._owners: dict[bytes, RolloutInfo] = {}
         self._requests = 0
 
     # Rollouts
@@ -92,8 +95,16 @@ class CaptureStore:
         return _info(row)
 
     def find_by_key(self, key: str) -> RolloutInfo | None:
-        row = self._db.execute("SELECT * FROM rollouts WHERE key_digest = ?", (_digest(key),)).fetchone()
-        return None if row is None else _info(row)
+        """Whose key this is. How many turns it has, and whether it was truncated, is as of the first time asked."""
+        digest = _digest(key)
+        if digest not in self._owners:
+            row = self._db.execute("SELECT * FROM rollouts WHERE key_digest = ?", (digest,)).fetchone()
+            if row is None:
+                return None
+            if len(self._owners) >= _OWNERS_IN_MEMORY:
+                self._owners.clear()
+            self._owners[digest] = _info(row)
+        return self._owners[digest]
 
     def mark_truncated(self, rollout: str) -> None:
         """Note that a prompt of this rollout no longer fits the context."""
@@ -119,6 +130,7 @@ class CaptureStore:
             self._db.executemany("DELETE FROM rollouts WHERE id = ?", [(rollout,) for rollout in ids])
         if ids:
             # as a script: a single execute would free a single page
+            self._owners.clear()
             self._db.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
         for rollout in ids:
             self._recent.pop(rollout, None)
