@@ -37,6 +37,10 @@ class Source(Protocol):
         """The message to keep of a completion, and the place after it where the message does not tell it."""
         ...
 
+    def forget(self) -> None:
+        """Let go of what only placing needed: an answer is kept for retries, the history before it is in the tree."""
+        ...
+
 
 @dataclass(slots=True)
 class Conversation:
@@ -66,6 +70,9 @@ class Conversation:
         self, renderer: ChatRenderer, parsed: ParsedMessage, ids: Sequence[int]
     ) -> tuple[Message, Digest | None]:
         return as_message(parsed), None
+
+    def forget(self) -> None:
+        self.messages, self.tools = [], None
 
 
 @dataclass(slots=True)
@@ -106,6 +113,9 @@ class Text:
         plain = self._as_plain(renderer.encode_text)
         digest, end = plain.extended(spoken, renderer.detokenizer.decode(spoken))
         return {"role": "completion", "content": parsed.content, "end": end, "silent": silent}, digest
+
+    def forget(self) -> None:
+        """Keeps the prompt: an answer may repeat it."""
 
     def _as_plain(self, tokenise: Any) -> PlainText:
         if isinstance(self.prompt, str):

@@ -123,6 +123,8 @@ class TurnTaker:
             else:
                 collected, version = [], 0
             answer.completed = self._finish(identity, answer, placed, rooms, version, collected)
+            for source in call.sources:
+                source.forget()
         except BaseException as error:
             self._window.remove(call.digest, answer)
             if isinstance(error, ServiceError) and error.status >= 429:

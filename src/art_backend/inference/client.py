@@ -14,7 +14,8 @@ from art_backend.inference.contract import Generation, GenerationDelta, Sampling
 PauseMode = Literal["keep", "wait", "abort"]
 SleepTag = Literal["weights", "kv_cache"]
 
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 60.0
+"""An engine that is not there refuses at once; one that is busy, with a thousand calls at the door, does not."""
 KEEP_ALIVE_S = 60.0
 """Idle connections are dropped after this. The engine must keep them longer, or a call may meet a closing one."""
 _SAMPLE_LINE = re.compile(r"([a-zA-Z_:][\w:]*(?:\{[^}]*\})?) ([^ ]+)")
