@@ -18,7 +18,7 @@ turns; a conversation that goes on from those words extends the later one, and i
 
 import hashlib
 import json
-import uuid
+import secrets
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -355,4 +355,4 @@ def _digest(before: Digest, what: Any) -> Digest:
 
 
 def new_id(kind: str) -> str:
-    return f"{kind}_{uuid.uuid4().hex[:20]}"
+    return f"{kind}_{secrets.token_hex(10)}"
