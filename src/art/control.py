@@ -177,6 +177,12 @@ class ControlClient:
     async def _wait_or_raise(self, patience: "_Patience", problem: Exception) -> None:
         if death := self._watch():
             raise death from problem
+        if "CERTIFICATE_VERIFY_FAILED" in str(problem):  # waiting will not change it
+            raise BackendUnreachableError(
+                f"The certificate of {self.url} is not trusted here ({problem}). If an authority of your own issued it, set "
+                "SSL_CERT_FILE to the file with that authority's certificate.",
+                495,
+            ) from problem
         asked = problem.retry_after_s if isinstance(problem, BusyError) else None
         if (delay := patience.next_delay(asked)) is None:
             if isinstance(problem, BackendError):

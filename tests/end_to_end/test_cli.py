@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -73,8 +72,3 @@ async def test_train_eval_and_delete(workplace, tiny_model_path):
         unknown = await run("delete", "cli/pupil", "--yes", *where)
         assert unknown.exit_code == 1
         assert "No model 'pupil' is registered" in unknown.stderr
-
-        # the name is free, with another base model even
-        again = art.TrainableModel(name="pupil", project="cli", base_model=str(Path(tiny_model_path)))
-        await again.register(service)
-        assert await again.get_step() == 0

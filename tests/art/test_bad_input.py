@@ -1,0 +1,109 @@
+"""What is wrong is named, nothing is half written, and no trajectory is lost."""
+
+import asyncio
+import random
+import resource
+import signal
+
+import pytest
+from pydantic import ValidationError
+
+import art
+from art.errors import BackendError, NoTrainingDataError
+from art.utils.trajectory_logging import read_trajectory_groups_parquet
+
+
+@pytest.fixture
+def model(tmp_path):
+    return art.Model(name="m", project="p", base_path=str(tmp_path / "art"))
+
+
+@pytest.mark.parametrize(
+    ("build", "named"),
+    [
+        (lambda: art.Trajectory(reward="much"), "reward"),
+        (lambda: art.Trajectory(messages_and_choices=["hello"]), "messages_and_choices"),
+        (lambda: art.Trajectory(metrics={"a": "b"}), "metrics"),
+        (lambda: art.TrajectoryGroup([art.Trajectory(), "no trajectory"]), "trajectories"),
+        (lambda: art.TrainableModel(name="m", project="p"), "base_model"),
+        (lambda: art.TrainConfig(learning_rate="fast"), "learning_rate"),
+        (lambda: art.TrainSFTConfig(batch_size="some"), "batch_size"),
+    ],
+)
+def test_wrong_types_name_the_field(build, named):
+    with pytest.raises(ValidationError, match=named):
+        build()
+
+
+async def test_options_rewards_and_models_that_cannot_be_trained(service, tmp_path, make_choice):
+    backend = art.RemoteBackend(service.url, "service-key")
+    pupil = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
+    sampled = [{"role": "user", "content": "q"}, make_choice()]
+    with pytest.raises(ValueError, match=r"await model\.register\(backend\)"):
+        await pupil.train([])
+    await pupil.register(backend)
+    for broken, error, expected in [
+        ({"learning_rte": 1e-3}, TypeError, "unknown options: learning_rte"),
+        ({"learning_rate": -1.0}, ValueError, "learning_rate"),
+        ({"epsilon": "wide"}, ValueError, "epsilon"),
+    ]:
+        with pytest.raises(error, match=expected):
+            await backend.train(pupil, [art.TrajectoryGroup([])], **broken)
+    for reward in (float("nan"), float("inf")):
+        group = art.TrajectoryGroup([art.Trajectory(messages_and_choices=sampled, reward=reward)])
+        with pytest.raises(NoTrainingDataError, match=r"reward of group 0, trajectory 0 is (nan|inf)"):
+            await backend.train(pupil, [group])
+    assert service.train_requests == [], "nothing was sent"
+
+
+async def test_nan_and_infinity_are_left_out_of_the_history(model, read_history):
+    group = art.TrajectoryGroup([art.Trajectory(reward=float("nan"), metrics={"odd": float("inf"), "fine": 2})])
+    await model.log([group], split="train", step=1)
+    (row,) = read_history(model)
+    assert "train/reward" not in row
+    assert "train/odd" not in row
+    assert row["train/fine"] == 2
+
+
+async def test_empty_groups_are_logged(model, read_history):
+    await model.log([art.TrajectoryGroup([])], split="train", step=1)
+    assert read_history(model)[0]["data/step_num_groups_submitted"] == 1
+
+
+async def test_a_full_disk_loses_nothing_and_leaves_nothing_half_written(model, read_history, tmp_path):
+    small = [art.TrajectoryGroup([art.Trajectory(reward=1.0, logs=["small"])])]
+    chance = random.Random(0)
+    noise = "".join(chr(chance.randrange(0x4E00, 0x9FFF)) for _ in range(100_000))
+    large = [art.TrajectoryGroup([art.Trajectory(reward=2.0, logs=[noise])])]
+    await model.log(small, split="train", step=1)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))  # a write beyond fails as on a full disk
+    try:
+        with pytest.raises(OSError, match="large"):
+            await model.log(large, split="train", step=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    await model.log(large, split="train", step=2)  # the trajectories are still there to be logged
+    assert [row["train/reward"] for row in read_history(model)] == [1.0, 2.0]
+    (logged,) = read_trajectory_groups_parquet(model._path("trajectories", "train", "0002.parquet"))
+    assert logged.trajectories[0].logs == [noise]
+
+
+async def test_a_directory_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    model = art.Model(name="m", project="p", base_path=str(tmp_path / "file"))
+    with pytest.raises(OSError, match=str(tmp_path / "file")):
+        await model.log(metrics={"a": 1.0}, step=0)
+    with pytest.raises(OSError, match=str(tmp_path / "file")):
+        art.LocalBackend(path=tmp_path / "file" / "below")
+
+
+async def test_a_model_nobody_registered_is_named(service, tmp_path):
+    service.refuse = (404, {"error": {"code": "not_found", "message": "No model 'm' is registered in project 'p'."}})
+    pupil = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
+    with pytest.raises(BackendError, match="No model 'm' is registered"):
+        await asyncio.wait_for(art.RemoteBackend(service.url, "service-key")._get_step(pupil), 20)

@@ -1,0 +1,56 @@
+"""A training script as it runs on another host. It tells on standard output what it does, for the test to disturb it."""
+
+import asyncio
+import os
+import sys
+
+import art
+from art.utils.trajectory_logging import read_trajectory_groups_parquet
+
+PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+async def rollout(model: art.TrainableModel, number: int) -> art.Trajectory:
+    async with model.rollout() as run:
+        trajectory = run.trajectory(reward=number / 4)
+        messages: list = [{"role": "user", "content": "Say something."}]
+        answer = await run.openai_client().chat.completions.create(
+            model=model.get_inference_name(), messages=messages, max_tokens=8, temperature=1.0
+        )
+        image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": PIXEL}}]}
+        page = {"role": "tool", "tool_call_id": "c", "content": f"{number}" + "ä" * 2_500_000}
+        trajectory.messages_and_choices = [*messages, answer.choices[0], image, page]
+        return trajectory
+
+
+async def main(url: str, directory: str, base_model: str) -> None:
+    model: art.TrainableModel = art.TrainableModel(
+        name="far", project="remote", base_model=base_model, base_path=directory, report_metrics=[]
+    )
+    async with art.RemoteBackend(url, os.environ["KEY"], reconnect_s=120) as backend:
+        await model.register(backend)
+        for step in (1, 2):
+            groups = await art.gather_trajectory_groups(
+                [art.TrajectoryGroup(rollout(model, n) for n in range(4))], pbar_desc=None
+            )
+            print("training", step, flush=True)
+            result = await backend.train(model, groups, learning_rate=1e-3)
+            await model.log(groups, split="train", metrics=result.metrics, step=result.step)
+            print("trained", result.step, flush=True)
+            (logged,) = read_trajectory_groups_parquet(
+                f"{directory}/remote/models/far/trajectories/train/{step:04d}.parquet"
+            )
+            last = logged.trajectories[3].messages_and_choices
+            assert last[-1]["content"] == "3" + "ä" * 2_500_000
+            assert PIXEL in last[-2]["content"]
+        too_long: list = [{"role": "user", "content": "x" * 5_000_000}]
+        answer = await model.openai_client().chat.completions.create(
+            model=model.get_inference_name(), messages=too_long
+        )
+        print("too long:", answer.choices[0].finish_reason, repr(answer.choices[0].message.content), flush=True)
+        rows = await backend.get_metrics("remote", "far")
+        print("rows", len(rows), "step", await model.get_step(), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
