@@ -37,6 +37,7 @@ _DEAD_DEFAULTS: dict[str, Any] = {
     "scale_learning_rate_by_reward_std_dev": False,
 }
 _DIRECT = (
+    "trainer",
     "algorithm",
     "schedule",
     "warmup_steps",

@@ -85,9 +85,11 @@ async def test_the_usual_script(backend, tiny_model_path):
     assert result.metrics["data/step_num_gradient_steps"] == 2
     with pytest.raises(BackendError, match="no module 'nowhere'"):
         await backend.train(model, groups, advantage="nowhere:function", verbose=False)
-    assert await model.get_step() == 3
+    result = await backend.train(model, await gather(model, 3), learning_rate=1e-3, verbose=False, trainer="trl")
+    assert result.metrics["offpolicy/canary_gap"] < 0.15
+    assert await model.get_step() == 4
     names = await model.openai_client().models.list()
-    assert {"agent", "agent@3"} <= {m.id for m in names.data}
+    assert {"agent", "agent@4"} <= {m.id for m in names.data}
 
 
 async def test_choices_kept_in_a_trajectory_reach_the_exact_captured_tokens(backend, tiny_model_path):

@@ -48,6 +48,7 @@ class TrainConfig(TypedDict, total=False):
     scale_rewards: bool
     schedule: Literal["constant", "linear", "cosine"]
     total_steps: int | None
+    trainer: Literal["art", "trl"]
     truncated_importance_sampling: float | None
     warmup_steps: int
     weight_decay: float

@@ -28,6 +28,7 @@ from art.wire.training import (
     Overlong,
     Schedule,
     SftOptions,
+    TrainerKind,
     TrainGroup,
     TrainOptions,
     TrainProgress,
@@ -79,6 +80,7 @@ __all__ = [
     "TrainResult",
     "TrainSftRequest",
     "TrainTrajectory",
+    "TrainerKind",
     "TreeNode",
     "Version",
 ]

@@ -39,6 +39,14 @@ class Overlong(StrEnum):
     TRUNCATE = "truncate"
 
 
+class TrainerKind(StrEnum):
+    """Who computes the update. Either goes on from the other's checkpoints."""
+
+    ART = "art"
+    TRL = "trl"
+    """TRL's ``GRPOTrainer``, fed with the captured rows; needs the extra ``trl``. Slower, and without some options."""
+
+
 class KlPlace(StrEnum):
     """Where the distance to the reference acts."""
 
@@ -101,6 +109,7 @@ class TrainGroup(Wire):
 class TrainOptions(Wire):
     """Options of one optimiser step. Defaults are the ones that we would use."""
 
+    trainer: TrainerKind = TrainerKind.ART
     algorithm: Algorithm = Algorithm.DAPO
     advantage: str | None = Field(default=None, pattern=USER_FUNCTION)
     """``module:function`` that makes advantages in place of the algorithm's. The service must allow user code."""

@@ -25,7 +25,7 @@ from art_backend.errors import (
 from art_backend.store.checkpoints import CheckpointStore
 from art_backend.training.algorithms import PRESETS
 from art_backend.training.attention import Kind
-from art_backend.training.batch import Member, build_batch, weigh
+from art_backend.training.batch import Member, StepBatch, build_batch, weigh
 from art_backend.training.canaries import CanaryProbe
 from art_backend.training.memory import return_free_memory
 from art_backend.training.metrics import Progress, SftMeter, StepMeter, UpdateMeter
@@ -68,7 +68,7 @@ class Trainer:
         self._attention: Kind | None = attention
         self._store = CheckpointStore(setup.checkpoints)
         self._store.clean()
-        self._loaded: _Loaded | None = None
+        self._loaded: Loaded | None = None
 
     def train(self, step: AnyInput, on_progress: Progress = lambda done, total: None) -> StepOutput:
         """Take one step and save its checkpoint.
@@ -101,7 +101,7 @@ class Trainer:
         gc.collect()
         return_free_memory()
 
-    def _load(self, step: int) -> "_Loaded":
+    def _load(self, step: int) -> "Loaded":
         """Return the model with the weights of ``step``."""
         if self._loaded is not None and self._loaded.state.step == step:
             return self._loaded
@@ -125,29 +125,22 @@ class Trainer:
             torch.set_rng_state(tensors.pop(_RNG))
             optimizer = load_optimizer(policy.weights, tensors)
             state = saved
-        return _Loaded(policy, optimizer, state)
+        return Loaded(policy, optimizer, state)
 
-    def _step(self, step: StepInput, loaded: "_Loaded", on_progress: Progress) -> StepOutput:
+    def _step(self, step: StepInput, loaded: "Loaded", on_progress: Progress) -> StepOutput:
         policy, options = loaded.policy, step.options
         started = time.monotonic()
         rate = learning_rate(options, step.step)
         loaded.choose_optimizer(options.optimizer)
         policy.set_checkpointing(options.gradient_checkpointing)
-        preset = PRESETS[options.algorithm]
         own = None if options.advantage is None else load_advantage(options.advantage, self._setup.user_code)
         max_length = self._setup.max_sequence_length
         batch = build_batch(step, vocabulary=policy.vocabulary, max_length=max_length, advantage=own)
-        trained = [row for member in batch.members for row in member.rows]
-        budget = options.micro_batch_tokens or _default_budget(trained, policy.device)
-        parts = [
-            pack_rows(weigh(part, preset.reduction, max_length), budget)
-            for part in _cut(batch.members, options.minibatches, seed=step.step)
-        ]
-        meter = StepMeter(sum(pack.size for packs in parts for pack in packs) * options.epochs, on_progress)
         reason, canaries = batch.reason, list[Canary]()
-        if parts:
-            probe = CanaryProbe.start(trained, policy)
-            self._update_on(parts, options, rate, loaded, meter)
+        rows = [row for member in batch.members for row in member.rows]
+        probe = CanaryProbe.start(rows, policy) if rows else None
+        meter, measured = self._reinforce(batch, step, rate, loaded, on_progress)
+        if probe is not None:
             if meter.updates:
                 canaries = probe.finish(policy)
             else:
@@ -155,7 +148,7 @@ class Trainer:
         loaded.state = replace(loaded.state, step=step.step)
         saving = time.monotonic()
         checkpoint = self._save(loaded, changed=meter.updates > 0)
-        metrics = batch.metrics | meter.metrics(learning_rate=rate, parts=max(len(parts) * options.epochs, 1))
+        metrics = batch.metrics | measured
         metrics |= {"time/step_train_s": saving - started, "time/step_save_s": time.monotonic() - saving}
         return StepOutput(
             step=step.step,
@@ -167,17 +160,27 @@ class Trainer:
             canaries=canaries,
         )
 
-    def _update_on(
-        self, parts: list[list[Pack]], options: TrainOptions, rate: float, loaded: "_Loaded", meter: StepMeter
-    ) -> None:
-        """One update for each part of the step, in every epoch."""
+    def _reinforce(
+        self, batch: StepBatch, step: StepInput, rate: float, loaded: "Loaded", on_progress: Progress
+    ) -> tuple[StepMeter, dict[str, float]]:
+        """Take the updates of a step: one for each of its parts, in every epoch. Return what they measured."""
+        policy, options = loaded.policy, step.options
         token_loss = None if options.loss is None else load_loss(options.loss, self._setup.user_code)
-        work = prepare(parts, loaded.policy, options, self._reference(options))
+        reduction, max_length = PRESETS[options.algorithm].reduction, self._setup.max_sequence_length
+        rows = [row for member in batch.members for row in member.rows]
+        budget = options.micro_batch_tokens or _default_budget(rows, policy.device)
+        parts = [
+            pack_rows(weigh(part, reduction, max_length), budget)
+            for part in _cut(batch.members, options.minibatches, seed=step.step)
+        ]
+        meter = StepMeter(sum(pack.size for packs in parts for pack in packs) * options.epochs, on_progress)
+        work = prepare(parts, policy, options, self._reference(options))
         for part in work * options.epochs:
-            loaded.policy.gradient.zero_()
+            policy.gradient.zero_()
             for item in part:
-                add_gradient(loaded.policy, item, options, token_loss, meter)
+                add_gradient(policy, item, options, token_loss, meter)
             self._apply(options, rate, loaded, meter)
+        return meter, meter.metrics(learning_rate=rate, parts=max(len(parts) * options.epochs, 1))
 
     def _reference(self, options: TrainOptions) -> Path | None:
         """Checkpoint of the reference policy; ``None``: the base model."""
@@ -191,7 +194,7 @@ class Trainer:
                 param="options.kl_reference_step",
             ) from error
 
-    def _supervise(self, step: SftInput, loaded: "_Loaded", on_progress: Progress) -> StepOutput:
+    def _supervise(self, step: SftInput, loaded: "Loaded", on_progress: Progress) -> StepOutput:
         """Learn conversations: one update for each batch of them."""
         policy, options = loaded.policy, step.options
         started = time.monotonic()
@@ -228,7 +231,7 @@ class Trainer:
             canaries=canaries,
         )
 
-    def _apply(self, options: TrainOptions | SftOptions, rate: float, loaded: "_Loaded", meter: UpdateMeter) -> None:
+    def _apply(self, options: TrainOptions | SftOptions, rate: float, loaded: "Loaded", meter: UpdateMeter) -> None:
         """Clip the gradient and update the weights, or skip a gradient that is not finite."""
         gradient, state = loaded.policy.gradient, loaded.state
         norm = float(gradient.double().norm())
@@ -254,7 +257,7 @@ class Trainer:
         state.optimizer_steps += 1
         meter.add_update(norm, applied=True)
 
-    def _save(self, loaded: "_Loaded", *, changed: bool) -> Path:
+    def _save(self, loaded: "Loaded", *, changed: bool) -> Path:
         state = loaded.state
         if not changed and state.step > 1:
             return self._store.link(state.step - 1, state.step, lambda directory: write_state(directory, state))
@@ -267,7 +270,7 @@ class Trainer:
         return self._store.save(state.step, write)
 
 
-class _Loaded:
+class Loaded:
     """A model in memory, and where its training stands."""
 
     def __init__(self, policy: Policy, optimizer: FlatOptimizer, state: TrainerState) -> None:

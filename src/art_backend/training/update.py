@@ -61,6 +61,7 @@ def add_gradient(
     entropy = new.entropy[targets.slots]
     before = new.logprobs.detach() if work.start_logprobs is None else work.start_logprobs
     engine = targets.engine_logprobs
+    low, high = clip_ranges(options)
     loss = policy_loss(
         TokenBatch(
             logprobs=new.logprobs,
@@ -74,8 +75,8 @@ def add_gradient(
         ),
         level=preset.level,
         surrogate=preset.surrogate,
-        epsilon=preset.epsilon if options.epsilon is None else options.epsilon,
-        epsilon_high=_upper_range(options),
+        epsilon=low,
+        epsilon_high=high,
         importance_cap=options.importance_cap,
         kl_coef=options.kl_coef if options.kl_in is KlPlace.LOSS else 0.0,
         entropy_coef=options.entropy_coef,
@@ -109,11 +110,13 @@ def _shape(part: Sequence[PackWork], coef: float) -> None:
         item.targets.advantages = shape_advantages(item.targets.advantages, kl, mean, coef)
 
 
-def _upper_range(options: TrainOptions) -> float:
-    """The upper clip range: as asked for, else symmetric to a lower one that was asked for, else the algorithm's own."""
-    if options.epsilon_high is not None:
-        return options.epsilon_high
+def clip_ranges(options: TrainOptions) -> tuple[float, float]:
+    """The lower and the upper clip range: as asked for, else the algorithm's own.
+
+    A lower range that was asked for alone also is the upper one where the algorithm's are equal.
+    """
     preset = PRESETS[options.algorithm]
-    if options.epsilon is not None and preset.epsilon == preset.epsilon_high:
-        return options.epsilon
-    return preset.epsilon_high
+    low = preset.epsilon if options.epsilon is None else options.epsilon
+    if options.epsilon_high is not None:
+        return low, options.epsilon_high
+    return low, low if preset.epsilon == preset.epsilon_high else preset.epsilon_high

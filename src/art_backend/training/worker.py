@@ -99,10 +99,10 @@ def _serve(commands: "queue.Queue[dict[str, Any]]", events: _Events) -> None:
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from art_backend.training.trainer import Trainer
+    from art_backend.training.trainers import Trainers
 
     disable_progress_bar()
-    trainer: Trainer | None = None
+    trainer: Trainers | None = None
     while True:
         command = commands.get()
         try:
@@ -110,7 +110,7 @@ def _serve(commands: "queue.Queue[dict[str, Any]]", events: _Events) -> None:
                 case "setup":
                     if command["threads"]:
                         torch.set_num_threads(command["threads"])
-                    trainer = Trainer(decode_setup(command["setup"]))
+                    trainer = Trainers(decode_setup(command["setup"]))
                     events.send("ready")
                 case "train" if trainer is not None:
                     step = decode_step(Path(command["batch"]).read_text())

@@ -1,0 +1,253 @@
+"""``trainer="trl"``: the update by TRL's ``GRPOTrainer``, fed with captured rows through its public extension points.
+
+Everything around the update is as ever: checks, advantages, overlong policy, canaries, checkpoint, resuming. TRL gets
+
+- the rows, from ``rollout_func``: prompt and completion ids, the engine's log-probabilities, and ``env_mask`` (1 = sampled);
+- our advantages, as the values of its reward function. TRL takes the mean of a group off them: all rows are one group, and
+  where their mean is not zero, a row without a trained token makes it so. They are multiplied by what our reduction and
+  TRL's give a row's tokens, so that the loss is the algorithm's, whatever the preset;
+- our optimiser, through ``optimizers``, so that either trainer goes on from the other's checkpoints.
+
+TRL computes every row by itself (no shared prefixes) and rounds logits to the compute type.
+"""
+
+import tempfile
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer, TrainerCallback
+
+from art.wire import Algorithm, TrainOptions
+from art_backend.errors import BadRequestError
+from art_backend.training.algorithms import PRESETS
+from art_backend.training.batch import StepBatch, weigh
+from art_backend.training.losses import clipped_importance
+from art_backend.training.metrics import Progress, StepMeter
+from art_backend.training.packing import TrainingRow
+from art_backend.training.trainer import Loaded, Trainer
+from art_backend.training.types import ModelSetup, StepInput
+from art_backend.training.update import clip_ranges
+
+_UNSUPPORTED: dict[str, Any] = {
+    "loss": None,
+    "kl_coef": 0.0,
+    "entropy_coef": 0.0,
+    "minibatches": 1,
+    "micro_batch_tokens": None,
+}
+"""Options that TRL's road cannot honour, and the values that ask for nothing."""
+
+
+class TrlTrainer(Trainer):
+    """Trains one model like ``Trainer``, with TRL's update.
+
+    Raises:
+        BadRequestError: TRL is not installed.
+    """
+
+    def __init__(self, setup: ModelSetup) -> None:
+        if find_spec("trl") is None:
+            raise BadRequestError(
+                "trainer='trl' needs TRL, which is not installed here. Install it: pip install 'art-trainer[trl]'",
+                param="options.trainer",
+            )
+        super().__init__(setup, attention="dense")
+
+    def _reinforce(
+        self, batch: StepBatch, step: StepInput, rate: float, loaded: Loaded, on_progress: Progress
+    ) -> tuple[StepMeter, dict[str, float]]:
+        options = step.options
+        _check(options)
+        rows = weigh(batch.members, PRESETS[options.algorithm].reduction, self._setup.max_sequence_length)
+        _check_temperatures(rows)
+        total = sum(row.token_ids.size for row in rows) * options.epochs
+        meter = StepMeter()
+        if not rows:
+            return meter, meter.metrics(learning_rate=rate, parts=1)
+
+        def apply() -> None:
+            self._apply(options, rate, loaded, meter)
+            loaded.policy.gradient.zero_()
+
+        loaded.policy.gradient.zero_()
+        optimizer = _OurOptimizer(list(loaded.policy.model.parameters()), apply)
+        with tempfile.TemporaryDirectory(prefix="art-trl-") as directory:
+            measured = self._run_trl(rows, options, loaded, optimizer, directory, lambda done: on_progress(done, total))
+        loaded.policy.model.eval()
+        tokens = float(sum(int(row.trained.sum()) for row in rows) * options.epochs)
+        metrics = meter.metrics(learning_rate=rate, parts=1) | {
+            "data/step_trainer_tokens": tokens if meter.updates else 0.0,
+            "data/step_row_tokens": float(total),
+            "data/step_packed_tokens": float(total),
+            "data/packing_ratio": 1.0,
+            "loss/learning_rate": rate,
+            **measured,
+        }
+        return meter, metrics
+
+    def _run_trl(
+        self,
+        rows: list[TrainingRow],
+        options: TrainOptions,
+        loaded: Loaded,
+        optimizer: torch.optim.Optimizer,
+        directory: str,
+        on_tokens: Any,
+    ) -> dict[str, float]:
+        """Take the updates; return what TRL measured, as means over them."""
+        from datasets import Dataset
+        from trl.trainer.grpo_config import GRPOConfig
+        from trl.trainer.grpo_trainer import GRPOTrainer
+
+        loss = _loss_arguments(options)
+        fed = feed(rows, by_row=loss["loss_type"] == "grpo")
+        count = len(fed["prompt_ids"])
+
+        def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+            return fed
+
+        def value(value: list[float | None], **_: Any) -> list[float | None]:
+            return value
+
+        trainer = GRPOTrainer(
+            model=loaded.policy.model,
+            reward_funcs=value,
+            args=GRPOConfig(
+                output_dir=directory,
+                per_device_train_batch_size=1,
+                gradient_accumulation_steps=count,
+                num_generations=count,
+                num_iterations=options.epochs,
+                max_steps=options.epochs,
+                scale_rewards="none",
+                temperature=rows[0].temperature,
+                beta=0.0,
+                max_grad_norm=0.0,  # our optimiser clips
+                lr_scheduler_type="constant",
+                gradient_checkpointing=options.gradient_checkpointing,
+                use_cpu=loaded.policy.device.type == "cpu",
+                bf16=False,  # the model already computes in its type
+                report_to="none",
+                save_strategy="no",
+                logging_steps=1,
+                disable_tqdm=True,
+                seed=self._setup.lora.seed,
+                **loss,
+            ),
+            train_dataset=Dataset.from_list([{"prompt": "rows"}]),
+            processing_class=AutoTokenizer.from_pretrained(self._setup.base_path),
+            rollout_func=rollout,
+            callbacks=[_Ticker(sum(row.token_ids.size for row in rows) // count, on_tokens)],
+            optimizers=(optimizer, None),
+        )
+        trainer.train()
+        logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+
+        def mean(name: str) -> float:
+            found = [entry[name] for entry in logs if name in entry]
+            return float(np.mean(found)) if found else 0.0
+
+        shown = count / len(rows)  # TRL's means over rows count the one without a trained token
+        clipped_high = "cispo_clip_ratio" if loss["loss_type"] == "cispo" else "clip_ratio/high_mean"
+        return {
+            "loss/policy": mean("loss"),
+            "loss/entropy": mean("entropy") * shown,
+            "loss/clip_fraction_low": mean("clip_ratio/low_mean") * shown,
+            "loss/clip_fraction_high": mean(clipped_high) * shown,
+        }
+
+
+def feed(rows: list[TrainingRow], *, by_row: bool) -> dict[str, list[Any]]:
+    """What ``rollout_func`` returns for weighed rows; ``value`` goes to the reward function.
+
+    Args:
+        by_row: Whether TRL's loss is a mean over each row's tokens and then over rows; else it is over all trained tokens.
+    """
+    trained = [int(row.trained.sum()) for row in rows]
+
+    def values(count: int) -> list[float]:
+        theirs = [1 / (n * count) if by_row else 1 / sum(trained) for n in trained]
+        return [row.advantage * row.weight / weight for row, weight in zip(rows, theirs, strict=True)]
+
+    found = values(len(rows))
+    starts = [int(row.trained.argmax()) for row in rows]
+    stops = [int(np.flatnonzero(row.trained)[-1]) + 1 for row in rows]
+    cut = list(zip(rows, starts, stops, strict=True))
+    fed: dict[str, list[Any]] = {
+        "prompt_ids": [row.token_ids[:start].tolist() for row, start, _ in cut],
+        "completion_ids": [row.token_ids[start:stop].tolist() for row, start, stop in cut],
+        "logprobs": [row.logprobs[start:stop].tolist() for row, start, stop in cut],
+        "env_mask": [row.trained[start:stop].astype(int).tolist() for row, start, stop in cut],
+        "value": found,
+    }
+    if len(rows) == 1 or abs(sum(found)) > 1e-9 * sum(map(abs, found)):
+        found = values(len(rows) + 1)
+        filler = {"prompt_ids": [int(rows[0].token_ids[0])], "completion_ids": [int(rows[0].token_ids[0])]}
+        filler |= {"logprobs": [0.0], "env_mask": [0]}
+        fed = {name: [*fed[name], extra] for name, extra in filler.items()} | {"value": [*found, -sum(found)]}
+    return fed
+
+
+class _OurOptimizer(torch.optim.Optimizer):
+    """Hands TRL's call of ``step`` on: gradients are already summed in the policy, where hooks put them."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], apply: Any) -> None:
+        super().__init__([p for p in parameters if p.requires_grad], {"lr": 0.0})
+        self._apply = apply
+
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self._apply()
+
+
+class _Ticker(TrainerCallback):
+    """Tells of progress after every row."""
+
+    def __init__(self, tokens: int, on_tokens: Any) -> None:
+        self._tokens, self._on_tokens, self._done = tokens, on_tokens, 0
+
+    def _tick(self) -> None:
+        self._done += self._tokens
+        self._on_tokens(self._done)
+
+    def on_substep_end(self, *_: Any, **__: Any) -> None:
+        self._tick()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self._tick()
+
+
+def _loss_arguments(options: TrainOptions) -> dict[str, Any]:
+    """The preset's ratio and clip, as ``GRPOConfig`` names them."""
+    preset = PRESETS[options.algorithm]
+    low, high = clip_ranges(options)
+    if preset.surrogate is clipped_importance:
+        return {"loss_type": "cispo", "epsilon_high": 1 + high}
+    if preset.level == "sequence":
+        return {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": low, "epsilon_high": high}
+    return {"loss_type": "dapo", "epsilon": low, "epsilon_high": high, "delta": options.negative_advantage_cap}
+
+
+def _check(options: TrainOptions) -> None:
+    given = options.model_dump()
+    asked = [name for name, nothing in _UNSUPPORTED.items() if given[name] != nothing]
+    if PRESETS[options.algorithm].surrogate is clipped_importance or options.algorithm is Algorithm.GSPO:
+        asked += ["negative_advantage_cap"] if options.negative_advantage_cap is not None else []
+    if options.algorithm is Algorithm.CISPO and options.epsilon is not None:
+        asked.append("epsilon")
+    if asked:
+        raise BadRequestError(
+            f"trainer='trl' with algorithm={options.algorithm.value!r} cannot honour {', '.join(asked)}. Leave that out, or choose "
+            "trainer='art'.",
+            param=f"options.{asked[0]}",
+        )
+
+
+def _check_temperatures(rows: list[TrainingRow]) -> None:
+    found = sorted({row.temperature for row in rows})
+    if len(found) > 1:
+        raise BadRequestError(
+            f"trainer='trl' trains rows of one temperature; these were sampled at {found}. Choose trainer='art'.",
+            param="options.trainer",
+        )

@@ -1,0 +1,127 @@
+"""``trainer="trl"``: the same update as ours, the same checkpoints, and clear words where it cannot follow."""
+
+import dataclasses
+
+import pytest
+import safetensors.torch
+import torch
+from transformers import AutoModelForCausalLM
+
+from art.wire import Algorithm, LoraSpec, TrainOptions
+from art_backend.errors import BadRequestError
+from art_backend.store.checkpoints import CheckpointStore
+from art_backend.training import trl
+from art_backend.training.trainers import Trainers
+from art_backend.training.types import ModelSetup, ScoredTrajectory, StepInput
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def setup(tiny_model_path, tmp_path):
+    return ModelSetup(
+        base_path=tiny_model_path,
+        lora=LoraSpec(rank=4, alpha=8),
+        max_sequence_length=64,
+        checkpoints=tmp_path / "checkpoints",
+        precision="float32",
+    )
+
+
+@pytest.fixture
+def groups(make_groups, make_row):
+    """Groups of unequal size; one trajectory has two rows, and one observes tokens between those that it samples."""
+    groups = make_groups()
+    groups[0].append(ScoredTrajectory(0.8, [make_row([5, 6, 7], [8, 9]), make_row([5, 6], [3, 4, 9])]))
+    row = make_row([5, 6], [8, 9, 10, 11, 12, 13])
+    row.sampled[4:6] = [False, False]
+    groups[1].append(ScoredTrajectory(0.1, [row]))
+    return groups
+
+
+def step_of(groups, step=1, **options):
+    return StepInput(groups, TrainOptions(**{"learning_rate": 1e-2, "importance_cap": None, **options}), step)
+
+
+def moments(output):
+    return safetensors.torch.load_file(output.checkpoint / "optimizer.safetensors")["exp_avg"]
+
+
+@pytest.fixture
+def honest(groups, tiny_model_path):
+    """The same groups, with the log-probabilities of the model itself: TRL's update takes no others into account."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32).eval()
+    for row in (row for group in groups for trajectory in group for row in trajectory.rows):
+        with torch.no_grad():
+            log_p = torch.log_softmax(model(torch.tensor([row.token_ids])).logits[0], -1)
+        for at in (i for i, sampled in enumerate(row.sampled) if sampled):
+            row.logprobs[at] = log_p[at - 1, row.token_ids[at]].item()
+    return groups
+
+
+@pytest.mark.parametrize("algorithm", [Algorithm.DAPO, Algorithm.DR_GRPO, Algorithm.GSPO, Algorithm.CISPO])
+def test_the_update_is_the_same_as_ours(setup, honest, tmp_path, algorithm):
+    outputs = []
+    for kind in ("art", "trl"):
+        here = dataclasses.replace(setup, checkpoints=tmp_path / kind)
+        seen: list[tuple[int, int]] = []
+        step = step_of(honest, trainer=kind, algorithm=algorithm, max_grad_norm=1e9)
+        outputs.append(Trainers(here).train(step, lambda done, total, seen=seen: seen.append((done, total))))
+        assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+        assert seen[-1][0] == pytest.approx(seen[-1][1], rel=0.2)
+    ours, theirs = outputs
+    assert moments(ours).abs().max() > 1e-4
+    torch.testing.assert_close(moments(theirs), moments(ours), rtol=1e-3, atol=1e-6)
+    for name in ("loss/policy", "loss/grad_norm"):  # TRL's entropy is a mean of means over rows
+        assert theirs.metrics[name] == pytest.approx(ours.metrics[name], rel=1e-3, abs=1e-6)
+    for name in ("data/step_trainer_tokens", "data/step_num_trajectories_trained", "reward/mean", "loss/learning_rate"):
+        assert theirs.metrics[name] == ours.metrics[name]
+    assert theirs.canaries[0].token_ids == ours.canaries[0].token_ids
+
+
+def test_each_goes_on_from_the_other_s_checkpoint(setup, groups):
+    trainers = Trainers(setup)
+    outputs = [trainers.train(step_of(groups, i + 1, trainer=kind)) for i, kind in enumerate(("trl", "art", "trl"))]
+    assert all(output.trained for output in outputs)
+    steps = [safetensors.torch.load_file(o.checkpoint / "optimizer.safetensors")["step"].item() for o in outputs]
+    assert steps == [1, 2, 3]
+    assert CheckpointStore(setup.checkpoints).verify(3)
+    assert outputs[2].metrics["reward/mean"] == outputs[0].metrics["reward/mean"]
+
+
+def test_epochs_without_a_signal_and_a_single_row(setup, make_row):
+    row = make_row([1, 2], [3, 4])
+    trainers = Trainers(setup)
+    flat = trainers.train(step_of([[ScoredTrajectory(1.0, [row])] * 2], trainer="trl"))
+    assert not flat.trained
+    # One row left of two: the other is too long. Its reward still counts.
+    long = make_row([1] * 90, [3, 4])
+    pair = [[ScoredTrajectory(1.0, [row]), ScoredTrajectory(0.0, [long])]]
+    output = trainers.train(step_of(pair, 2, trainer="trl", epochs=2))
+    assert output.metrics["data/step_num_gradient_steps"] == 2
+    assert output.metrics["data/step_trainer_tokens"] == 4
+    assert output.canaries[0].logprob != output.canaries[0].previous_logprob
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"kl_coef": 0.1}, "kl_coef"),
+        ({"entropy_coef": 0.1}, "entropy_coef"),
+        ({"minibatches": 2}, "minibatches"),
+        ({"algorithm": "cispo", "negative_advantage_cap": 2.0}, "negative_advantage_cap"),
+        ({"algorithm": "cispo", "epsilon": 0.2}, "epsilon"),
+    ],
+)
+def test_what_it_cannot_honour_is_refused(setup, groups, options, name):
+    with pytest.raises(BadRequestError, match=f"cannot honour {name}.*trainer='art'") as caught:
+        Trainers(setup).train(step_of(groups, trainer="trl", **options))
+    assert caught.value.param == f"options.{name}"
+
+
+def test_without_trl_one_line_says_what_to_install(setup, groups, monkeypatch):
+    monkeypatch.setattr(trl, "find_spec", lambda name: None)
+    trainers = Trainers(setup)
+    with pytest.raises(BadRequestError, match=r"pip install 'art-trainer\[trl\]'"):
+        trainers.train(step_of(groups, trainer="trl"))
+    assert trainers.train(step_of(groups)).trained
