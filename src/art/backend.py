@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from art.model import Model, TrainableModel
     from art.trajectories import Trajectory, TrajectoryGroup
     from art.types import TrainConfig, TrainResult, TrainSFTConfig
+    from art.wire import RolloutTree
 
 AnyModel: TypeAlias = "Model[Any, Any]"
 AnyTrainableModel: TypeAlias = "TrainableModel[Any, Any]"
@@ -77,3 +78,7 @@ class RolloutSource(ABC):
     @abstractmethod
     async def create_rollout(self, model: "TrainableModel[Any, Any]", step: int | None) -> "tuple[str, str, str]":
         """Return the id, the base URL and the key of a new rollout, pinned to version ``step`` unless it is None."""
+
+    @abstractmethod
+    async def get_rollout(self, rollout_id: str) -> "RolloutTree":
+        """A rollout and everything that was captured in it."""

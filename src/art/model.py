@@ -352,9 +352,8 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
         if not isinstance(backend, RolloutSource):
             raise TypeError(f"{type(backend).__name__} has no rollouts; use LocalBackend or RemoteBackend.")
         rollout_id, base_url, api_key = await backend.create_rollout(self, step)
-        yield Rollout(
-            rollout_id, base_url, api_key, self.openai_client().with_options(base_url=base_url, api_key=api_key)
-        )
+        client = self.openai_client().with_options(base_url=base_url, api_key=api_key)
+        yield Rollout(rollout_id, base_url, api_key, client, backend)
 
     async def train(
         self,

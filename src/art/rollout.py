@@ -1,9 +1,13 @@
 """One run of an agent, captured under a key of its own."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from art.trajectories import Trajectory
+from openai.types.chat.chat_completion import Choice
+
+from art.backend import RolloutSource
+from art.trajectories import History, Trajectory
+from art.wire import RolloutTree, TreeNode
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -19,6 +23,7 @@ class Rollout:
     api_key: str
     """Opens this rollout's endpoint and nothing else."""
     _client: "AsyncOpenAI"
+    _source: RolloutSource
 
     def openai_client(self) -> "AsyncOpenAI":
         """A client of this rollout's endpoint. Any other client works as well, in any language."""
@@ -48,3 +53,57 @@ class Rollout:
         # A token of the user's own would go before the key.
         variables = {**self.environment, "ANTHROPIC_AUTH_TOKEN": None}
         return Trajectory(reward=reward, rollout_id=self.id, **fields).with_environment(variables)
+
+    async def fill(self, trajectory: Trajectory) -> Trajectory:
+        """Give a trajectory the conversations that were captured so far: what judges read and logs show.
+
+        Training needs none of it. Agents that use a client of the model, or append what they say themselves, have it
+        already.
+
+        Args:
+            trajectory: Its conversations are replaced, by one for each path through the rollout: the first begun first.
+        """
+        histories = read_conversations(await self._source.get_rollout(self.id))
+        main = histories[0] if histories else History(messages_and_choices=[])
+        trajectory.messages_and_choices, trajectory.tools = main.messages_and_choices, main.tools
+        trajectory.additional_histories = histories[1:]
+        return trajectory
+
+
+def read_conversations(tree: RolloutTree) -> list[History]:
+    """The conversations of a rollout, one for each sampled turn that none goes on from."""
+    nodes = {node.id: node for node in tree.nodes}
+    continued = {node.parent for node in tree.nodes if not node.sampled}
+    histories: list[History] = []
+    for node in tree.nodes:
+        if not node.sampled or node.id in continued:
+            continue
+        path: list[TreeNode] = [node]
+        while (parent := path[-1].parent) is not None:
+            path.append(nodes[parent])
+        items: list[Any] = []
+        for step in reversed(path):
+            items += [_choice(step, tree.id)] if step.sampled else [_message(message) for message in step.messages]
+        histories.append(History(messages_and_choices=items, tools=cast(Any, path[-1].tools)))
+    return histories
+
+
+def _message(message: dict[str, Any]) -> dict[str, Any]:
+    """Text that a completion went on from is told as a user's."""
+    return {"role": "user", "content": message["content"]} if message["role"] == "text" else message
+
+
+def _choice(node: TreeNode, rollout: str) -> Choice:
+    """A sampled message as the gateway answers it in chat completions; a text completion too."""
+    (message,) = node.messages
+    shown = {key: message[key] for key in ("content", "reasoning_content", "tool_calls") if key in message}
+    reference = {"turn": node.id, "rollout": rollout, "policy_version": node.policy_version}
+    return Choice.model_validate(
+        {
+            "index": 0,
+            "finish_reason": node.finish_reason,
+            "message": {"role": "assistant", **shown},
+            "logprobs": None,
+            "art": reference,
+        }
+    )

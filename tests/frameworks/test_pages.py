@@ -5,6 +5,7 @@ was fed and what it sampled, id for id, with each sampled token trained once; an
 back what it was sent.
 """
 
+import json
 import re
 
 import pytest
@@ -51,3 +52,15 @@ async def test_page(gateway, tmp_path, page, version):
         assert {tuple(row.token_ids) for row in rows} <= {(*call.fed, *call.returned) for call in gateway.engine.calls}
         turns += len(gateway.turns(rollout))
     assert turns == len(gateway.engine.calls), "a call was made past the rollouts"
+
+
+async def test_the_conversation_that_was_captured(gateway, tmp_path):
+    write_agent("../frameworks", 0, tmp_path)
+    for trajectory in await run_agent("../frameworks", tmp_path, gateway.url, SERVICE_KEY, "tiny"):
+        question, call, result, answer = trajectory["messages"]
+        assert (question["role"], question["content"]) == ("user", "What is the weather in Zürich?")
+        assert (call["role"], call["content"], call["trainable"]) == ("assistant", "Let me look.", True)
+        assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == {"city": "Zürich"}
+        assert (result["role"], result["content"]) == ("tool", "Zürich: sunny, 21 degrees")
+        assert result["tool_call_id"] == call["tool_calls"][0]["id"]
+        assert (answer["content"], answer["trainable"]) == ("It is sunny in Zürich.", True)
