@@ -9,7 +9,7 @@ MODEL  := HuggingFaceTB/SmolLM2-135M-Instruct
 FRAMEWORKS := .venv-frameworks
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: help setup frameworks test-frameworks demo test lint format bench bench-gateway clean
+.PHONY: help setup frameworks test-frameworks demo test lint format docs bench bench-gateway clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ lint: setup  ## Check format, style, types and import rules
 format: setup  ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: setup  ## Write docs/reference anew from the docstrings
+	@$(BIN)/python docs/make_reference.py
 
 bench: setup  ## Run the quick benchmarks
 	$(BIN)/python -m benchmarks.inference --quick

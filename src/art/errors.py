@@ -18,21 +18,29 @@ class ARTError(Exception):
 
 
 class ForbiddenBucketCreationError(ARTError):
+    """A bucket may not be created."""
+
     def __init__(self, message: str) -> None:
         super().__init__(message, 403)
 
 
 class UnsupportedLoRADeploymentProviderError(ARTError):
+    """The provider does not serve LoRA adapters."""
+
     def __init__(self, message: str) -> None:
         super().__init__(message, 400)
 
 
 class UnsupportedBaseModelDeploymentError(ARTError):
+    """The provider does not serve the base model."""
+
     def __init__(self, message: str) -> None:
         super().__init__(message, 400)
 
 
 class LoRADeploymentTimedOutError(ARTError):
+    """A deployment took too long."""
+
     def __init__(self, message: str) -> None:
         super().__init__(message, 504)
 
@@ -66,7 +74,7 @@ class ForbiddenError(BackendError):
 
 
 class NotFoundError(BackendError):
-    pass
+    """The backend knows no such model, job, rollout or version."""
 
 
 class ConflictError(BackendError):

@@ -275,11 +275,13 @@ def close_unstarted(source: Any) -> None:
 
 
 def size_of(group: Any) -> int:
+    """How many trajectories an awaitable of a group will run, as far as it says; else 1."""
     return group._num_trajectories if isinstance(group, SizedAwaitable) else 1  # pyright: ignore[reportPrivateUsage]
 
 
 @contextlib.contextmanager
 def progress_bar(description: str | None, total: int) -> "Generator[tqdm[Any]]":
+    """A bar on a terminal; elsewhere one that counts without being drawn."""
     from tqdm import tqdm
 
     # A disabled bar does not count, and the exception budget needs the count's total: off a terminal, it draws nowhere.
@@ -289,6 +291,7 @@ def progress_bar(description: str | None, total: int) -> "Generator[tqdm[Any]]":
 
 
 def warn_completion_tokens(asked: bool) -> None:
+    """Say that ``pbar_total_completion_tokens`` has no effect, if it was asked for."""
     if asked:
         warnings.warn(
             "pbar_total_completion_tokens is deprecated and has no effect; the bar shows the mean completion_tokens.",

@@ -79,10 +79,14 @@ class TrainResult:
 
 @dataclass
 class LocalTrainResult(TrainResult):
+    """What a training step gave, with its checkpoint."""
+
     checkpoint_path: str | None = None
     """Directory of the step's checkpoint; ``None`` if none was kept."""
 
 
 @dataclass
 class ServerlessTrainResult(TrainResult):
+    """The name that scripts for a hosted service import."""
+
     artifact_name: str | None = None

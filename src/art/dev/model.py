@@ -104,6 +104,8 @@ class TrainerArgs(TypedDict, total=False):
 
 
 class TinkerTrainingClientArgs(TypedDict, total=False):
+    """Accepted for scripts of another service; has no effect here."""
+
     rank: int
     seed: int
     train_mlp: bool
@@ -112,11 +114,15 @@ class TinkerTrainingClientArgs(TypedDict, total=False):
 
 
 class TinkerArgs(TypedDict, total=False):
+    """Accepted for scripts of another service; has no effect here."""
+
     renderer_name: str
     training_client_args: TinkerTrainingClientArgs
 
 
 class TinkerNativeArgs(TypedDict, total=False):
+    """Accepted for scripts of another service; has no effect here."""
+
     renderer_name: str
     training_client_args: TinkerTrainingClientArgs
     save_every: int

@@ -29,6 +29,7 @@ def dict_to_message_or_choice(fields: Dict) -> Any:
 
 
 def history_to_dict(history: History) -> dict[str, Any]:
+    """A history as the old format holds it."""
     return {
         "messages_and_choices": [message_or_choice_to_dict(item) for item in history.messages_and_choices],
         "tools": history.tools,
@@ -36,11 +37,13 @@ def history_to_dict(history: History) -> dict[str, Any]:
 
 
 def dict_to_history(fields: Dict) -> History:
+    """A history of the old format."""
     items = [dict_to_message_or_choice(item) for item in fields.get("messages_and_choices") or ()]
     return History(messages_and_choices=items, tools=fields.get("tools"))
 
 
 def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
+    """A trajectory as the old format holds it."""
     return {
         "reward": trajectory.reward,
         "metrics": trajectory.metrics,
@@ -52,6 +55,7 @@ def trajectory_to_dict(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def dict_to_trajectory(fields: Dict) -> Trajectory:
+    """A trajectory of the old format."""
     main = dict_to_history(fields)
     return Trajectory(
         messages_and_choices=main.messages_and_choices,
@@ -65,10 +69,12 @@ def dict_to_trajectory(fields: Dict) -> Trajectory:
 
 
 def trajectory_group_to_dict(group: TrajectoryGroup) -> dict[str, Any]:
+    """A group as the old format holds it."""
     return {"trajectories": [trajectory_to_dict(trajectory) for trajectory in group.trajectories]}
 
 
 def dict_to_trajectory_group(fields: Dict) -> TrajectoryGroup:
+    """A group of the old format."""
     return TrajectoryGroup([dict_to_trajectory(one) for one in fields["trajectories"]])
 
 

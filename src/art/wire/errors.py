@@ -32,6 +32,8 @@ class ErrorCode(StrEnum):
 
 
 class ApiErrorBody(Wire):
+    """What went wrong, for programs and for people."""
+
     code: ErrorCode
     message: str
     """What happened and what to do about it, in words."""
@@ -40,4 +42,6 @@ class ApiErrorBody(Wire):
 
 
 class ApiError(Wire):
+    """The body of every error answer."""
+
     error: ApiErrorBody

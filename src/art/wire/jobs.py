@@ -8,11 +8,15 @@ from art.wire.errors import ApiErrorBody
 
 
 class JobKind(StrEnum):
+    """What a job does."""
+
     TRAIN = "train"
     SFT = "sft"
 
 
 class JobState(StrEnum):
+    """Where a job stands."""
+
     QUEUED = "queued"
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -25,6 +29,8 @@ TERMINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.INTER
 
 
 class Job(Wire):
+    """Work that goes on after the request that began it."""
+
     id: str
     kind: JobKind
     state: JobState

@@ -16,4 +16,6 @@ class MetricRow(Wire):
 
 
 class MetricHistory(Wire):
+    """Rows of a model's metrics, in order."""
+
     rows: list[MetricRow]

@@ -34,6 +34,8 @@ class RegisterModel(Wire):
 
 
 class ModelInfo(Wire):
+    """What the service knows about a model."""
+
     id: str
     project: str
     name: str
@@ -50,4 +52,6 @@ class ModelInfo(Wire):
 
 
 class ModelList(Wire):
+    """The models that the service serves."""
+
     models: list[ModelInfo]

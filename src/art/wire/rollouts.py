@@ -7,6 +7,8 @@ from art.wire.base import Wire
 
 
 class RolloutKind(StrEnum):
+    """How model calls come to belong to a rollout."""
+
     KEYED = "keyed"
     """Made on purpose by a client; has a key of its own."""
     AMBIENT = "ambient"
@@ -14,6 +16,8 @@ class RolloutKind(StrEnum):
 
 
 class CreateRollout(Wire):
+    """Begin a rollout under a key of its own."""
+
     project: str
     model: str
     """The model's name within the project."""
@@ -23,6 +27,8 @@ class CreateRollout(Wire):
 
 
 class RolloutInfo(Wire):
+    """A rollout, how to reach it, and how many turns it has."""
+
     id: str
     api_key: str
     """Opens the data plane of this rollout and nothing else."""
@@ -55,6 +61,8 @@ class TokenRow(Wire):
 
 
 class RolloutRows(Wire):
+    """The captured tokens of a rollout, as training sees them."""
+
     rollout: str
     rows: list[TokenRow]
     untrainable_turns: list[str] = []

@@ -11,6 +11,8 @@ API_PREFIX = "/api/v1"
 
 
 class Version(Wire):
+    """The service's version and that of the protocol it speaks."""
+
     version: str
     """The version of the backend package."""
     protocol: int

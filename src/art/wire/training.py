@@ -65,6 +65,8 @@ class Schedule(StrEnum):
 
 
 class Optimizer(StrEnum):
+    """Which optimiser takes the step."""
+
     ADAMW = "adamw"
     """Moments in float32."""
     PAGED_ADAMW_8BIT = "paged_adamw_8bit"
@@ -164,6 +166,8 @@ class TrainOptions(Wire):
 
 
 class TrainRequest(Wire):
+    """One training step."""
+
     project: str
     model: str
     groups: list[TrainGroup]

@@ -1,0 +1,27 @@
+"""Which model, under which label, on which split."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BenchmarkModelKey:
+    """One line of a chart."""
+
+    name: str
+    display_name: str | None = None
+    """What charts call it; ``None``: its name."""
+    split: str | None = None
+    """``None`` means ``"val"``."""
+
+    @property
+    def label(self) -> str:
+        return self.display_name or self.name
+
+    @property
+    def chosen_split(self) -> str:
+        return self.split or "val"
+
+
+def as_key(model: "str | BenchmarkModelKey") -> BenchmarkModelKey:
+    """A key as it is; a name as the key of its ``val`` split."""
+    return BenchmarkModelKey(model) if isinstance(model, str) else model

@@ -1,0 +1,41 @@
+"""The reference is what the source says, and says something about every public name."""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import art
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs/reference"
+
+
+def test_the_reference_is_current():
+    command = [sys.executable, str(ROOT / "docs/make_reference.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_public_name_of_the_package_is_in_it():
+    text = "\n".join(page.read_text() for page in REFERENCE.glob("*.md"))
+    # names that only say what to write instead, and modules, have no entry
+    without = {"ServerlessBackend", "ServerlessTrainResult", "dev", "Messages", "MessagesAndChoices", "Tools"}
+    missing = [name for name in art.__all__ if name not in without and f" `{name}" not in text]
+    assert missing == []
+
+
+def test_every_public_function_and_class_of_the_pages_is_documented():
+    spec = importlib.util.spec_from_file_location("make_reference", ROOT / "docs/make_reference.py")
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    undocumented = [
+        f"{module}.{node.name}"
+        for _, modules in maker.PAGES.values()
+        for module in modules
+        for node in ast.parse(maker.source_of(module).read_text()).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and not (node.name.startswith("_") or ast.get_docstring(node) or maker.is_overload(node))
+    ]
+    assert undocumented == []
