@@ -18,7 +18,15 @@ PAGES: dict[str, tuple[str, list[str]]] = {
     "models": ("Models", ["art.model", "art.rollout"]),
     "trajectories": (
         "Trajectories and capture",
-        ["art.trajectories", "art.scopes", "art.active", "art.capture", "art.auto_trajectory", "art.yield_trajectory"],
+        [
+            "art.trajectories",
+            "art.exchanges",
+            "art.scopes",
+            "art.active",
+            "art.capture",
+            "art.auto_trajectory",
+            "art.yield_trajectory",
+        ],
     ),
     "gathering": ("Gathering", ["art.gather", "art.batches"]),
     "training": (

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from art.auto_trajectory import auto_trajectory, capture_auto_trajectory
     from art.backend import Backend
     from art.batches import trajectory_group_batches
+    from art.exchanges import TrajectoryExchanges
     from art.gather import gather_trajectories, gather_trajectory_groups
     from art.local import LocalBackend
     from art.loop import Preflight, TrainingRun, preflight, train
@@ -51,6 +52,7 @@ _HOME = {
     "TrainingRun": "art.loop",
     "TrainableModel": "art.model",
     "Trajectory": "art.trajectories",
+    "TrajectoryExchanges": "art.exchanges",
     "TrajectoryGroup": "art.trajectories",
     "auto_trajectory": "art.auto_trajectory",
     "capture_auto_trajectory": "art.auto_trajectory",
@@ -91,6 +93,7 @@ __all__ = [
     "TrainableModel",
     "TrainingRun",
     "Trajectory",
+    "TrajectoryExchanges",
     "TrajectoryGroup",
     "auto_trajectory",
     "capture_auto_trajectory",

@@ -8,20 +8,32 @@ Clients that models hand out record by themselves, through their HTTP package's 
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, cast
 
 from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
-from openai.types.chat import ChatCompletionChunk
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.chat.chat_completion import Choice
-from pydantic import ValidationError
+from openai.types.responses import Response
+from pydantic import BaseModel
 
 from art.active import active_trajectory, no_capture
+from art.exchanges import Exchange, ExchangeRequest
 from art.openai import consume_sync_chat_completion_stream
 from art.trajectories import History, Trajectory, get_messages
 
 __all__ = ["async_http_client", "http_client", "http_package", "no_capture", "place"]
 
-_PATH = "/chat/completions"
+_KINDS = {"/chat/completions": "chat_completions", "/v1/completions": "completions", "/v1/responses": "responses"}
+"""Which list of exchanges a path's calls go to."""
+
+_TYPES: dict[str, type[BaseModel]] = {
+    "chat_completions": ChatCompletion,
+    "completions": Completion,
+    "responses": Response,
+}
 
 
 def async_http_client(**options: Any) -> DefaultAsyncHttpxClient:
@@ -59,62 +71,94 @@ def place(trajectory: Trajectory, request: dict[str, Any], choice: Choice) -> No
     trajectory.additional_histories.append(History(messages_and_choices=[*messages, choice], tools=tools))
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A call that is to be recorded once its response is there."""
+
+    trajectory: Trajectory
+    kind: str
+    request: dict[str, Any]
+    started: datetime
+
+
 async def _record_async(response: Any) -> None:
-    if (exchange := _begin(response)) is None:
+    if (call := _begin(response)) is None:
         return
-    trajectory, request = exchange
-    if request.get("stream"):
-        response.stream = _tee(response.stream, lambda body: _finish_stream(trajectory, request, body))
+    if call.request.get("stream"):
+        response.stream = _tee(response.stream, lambda body: _finish_stream(call, body))
     else:
-        _finish(trajectory, request, await response.aread())
+        _finish(call, await response.aread())
 
 
 def _record_sync(response: Any) -> None:
-    if (exchange := _begin(response)) is None:
+    if (call := _begin(response)) is None:
         return
-    trajectory, request = exchange
-    if request.get("stream"):
-        response.stream = _tee(response.stream, lambda body: _finish_stream(trajectory, request, body))
+    if call.request.get("stream"):
+        response.stream = _tee(response.stream, lambda body: _finish_stream(call, body))
     else:
-        _finish(trajectory, request, response.read())
+        _finish(call, response.read())
 
 
-def _begin(response: Any) -> tuple[Trajectory, dict[str, Any]] | None:
-    """The active trajectory and the request's body, if this is an exchange to record."""
+def _begin(response: Any) -> _Call | None:
+    """The call and the active trajectory, if this is an exchange to record."""
     trajectory = active_trajectory.get()
     sent = response.request
-    if trajectory is None or not response.is_success or sent.method != "POST" or not sent.url.path.endswith(_PATH):
+    if trajectory is None or not response.is_success or sent.method != "POST":
+        return None
+    kind = next((kind for path, kind in _KINDS.items() if sent.url.path.endswith(path)), None)
+    if kind is None:
         return None
     try:
         request: Any = json.loads(sent.content)
     except ValueError:
         return None
-    if not isinstance(request, dict) or not isinstance(request.get("messages"), list):  # pyright: ignore[reportUnknownMemberType]
+    if not isinstance(request, dict):
         return None
-    return trajectory, cast(dict[str, Any], request)
+    body = cast(dict[str, Any], request)
+    if kind == "chat_completions" and not isinstance(body.get("messages"), list):
+        return None
+    return _Call(trajectory, kind, body, datetime.now())
 
 
-def _finish(trajectory: Trajectory, request: dict[str, Any], body: bytes) -> None:
+def _finish(call: _Call, body: bytes) -> None:
     try:
-        choice = Choice.model_validate(json.loads(body)["choices"][0])
+        answered: Any = json.loads(body)
+        response = _TYPES[call.kind].model_validate(answered)
+        choice = Choice.model_validate(answered["choices"][0]) if call.kind == "chat_completions" else None
     except (ValueError, KeyError, IndexError, TypeError):
-        return  # not a chat completion
-    place(trajectory, request, choice)
+        return  # not what its path says
+    _keep(call, response, choice)
 
 
-def _finish_stream(trajectory: Trajectory, request: dict[str, Any], body: bytes) -> None:
-    chunks: list[ChatCompletionChunk] = []
-    for line in body.decode(errors="replace").splitlines():
-        data = line.removeprefix("data:").strip()
-        if not line.startswith("data:") or not data or data == "[DONE]":
-            continue
-        try:
-            chunks.append(ChatCompletionChunk.model_validate_json(data))
-        except ValidationError:
-            return  # an error in the stream, or no chat completion
-    if chunks and any(chunk.choices for chunk in chunks):
-        completion = consume_sync_chat_completion_stream(chunks)
-        place(trajectory, request, next(choice for choice in completion.choices if choice.index == 0))
+def _keep(call: _Call, response: BaseModel, choice: Choice | None) -> None:
+    exchange = Exchange(
+        request=ExchangeRequest(call.request),
+        response=response,
+        model=str(call.request.get("model", "")),
+        start_time=call.started,
+        end_time=datetime.now(),
+    )
+    call.trajectory.exchanges.of(call.kind).append(exchange)
+    if choice is not None:
+        place(call.trajectory, call.request, choice)
+
+
+def _finish_stream(call: _Call, body: bytes) -> None:
+    events = [
+        line.removeprefix("data:").strip() for line in body.decode(errors="replace").splitlines() if line[:5] == "data:"
+    ]
+    try:
+        if call.kind == "chat_completions":
+            chunks = [ChatCompletionChunk.model_validate_json(event) for event in events if event not in ("", "[DONE]")]
+            if any(chunk.choices for chunk in chunks):
+                completion = consume_sync_chat_completion_stream(chunks)
+                _keep(call, completion, next(choice for choice in completion.choices if choice.index == 0))
+        elif call.kind == "responses":
+            found = [json.loads(event) for event in events if '"response.completed"' in event]
+            if found:
+                _keep(call, Response.model_validate(found[-1]["response"]), None)
+    except (ValueError, KeyError, TypeError):
+        return  # an error in the stream, or not what its path says
 
 
 def _tee(stream: Any, on_end: Callable[[bytes], None]) -> Any:

@@ -97,10 +97,19 @@ def _histories(trajectory: Trajectory) -> list[History]:
     return [main, *trajectory.additional_histories]
 
 
+def _sampled_elsewhere(trajectory: Trajectory) -> Iterable[Any]:
+    """What was sampled in protocols without chat messages. Chat choices are in the conversations."""
+    for exchange in trajectory.exchanges.completions:
+        yield from exchange.response.choices
+    for exchange in trajectory.exchanges.responses:
+        yield exchange.response
+
+
 def _reference(trajectory: Trajectory, where: str, allow_uncaptured: bool) -> TrainTrajectory | None:
     metrics = {name: float(value) for name, value in trajectory.metrics.items() if math.isfinite(value)}
     conversations = [history.messages_and_choices for history in _histories(trajectory)]
-    found = [reference for items in conversations for item in items if (reference := turn_of(item))]
+    sampled = [*(item for items in conversations for item in items), *_sampled_elsewhere(trajectory)]
+    found = [reference for item in sampled if (reference := turn_of(item))]
     keyed = trajectory.rollout_id
     # a keyed rollout brings all of its own turns; calls past it, through the model's own client, count beside them
     turns = list(dict.fromkeys(turn for turn, rollout in found if keyed is None or rollout != keyed))

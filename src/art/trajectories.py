@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, PrivateAttr
 
 from art import environment
 from art.active import active_trajectory
+from art.exchanges import TrajectoryExchanges
 from art.gather import gather_or_cancel, get_gather_context, record_metrics
 from art.types import Messages, MessagesAndChoices, Tools
 
@@ -62,6 +63,8 @@ class Trajectory(BaseModel):
     metrics: dict[str, float | int | bool] = {}
     metadata: dict[str, MetadataValue] = {}
     logs: list[str] = []
+    exchanges: TrajectoryExchanges = Field(default_factory=TrajectoryExchanges, exclude=True)
+    """The model calls that were recorded, as they were made. Not part of dumps: their conversations are."""
     start_time: datetime = Field(default_factory=datetime.now, exclude=True)
 
     _variables: dict[str, str | None] | None = PrivateAttr(default=None)

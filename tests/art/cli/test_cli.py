@@ -23,9 +23,18 @@ def art(*arguments: str, cwd: Path | None = None, **environment: str) -> "subpro
 def test_help_names_every_command_and_fits_80_columns() -> None:
     finished = art("--help")
     assert finished.returncode == 0
-    for part in ("demo", "serve", "preflight", "--version", "--install-completion", "Start here"):
+    commands = ("demo", "preflight", "train", "eval", "runs", "show", "delete", "serve", "doctor")
+    for part in (*commands, "--version", "--install-completion", "Start here"):
         assert part in finished.stdout
     assert max(map(len, finished.stdout.splitlines())) <= 80
+
+
+def test_completion_of_the_shell() -> None:
+    finished = art("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert finished.returncode == 0, finished.stderr
+    assert "_ART_COMPLETE=complete_bash" in finished.stdout
+    completed = art(_ART_COMPLETE="complete_bash", COMP_WORDS="art do", COMP_CWORD="1")
+    assert completed.stdout.split() == ["doctor"]
 
 
 def test_no_argument_shows_the_help() -> None:
