@@ -91,9 +91,9 @@ class TrainingLoop:
         self.model, self.backend, self.groups = model, backend, groups
         self.last_step: int | None = None
         self.last_eval_step: int | None = None
-        self.was_stopped = False
-        """Whether a stop was asked for before the end."""
+        self._asked_to_stop = asyncio.Event()
         self._stopping = asyncio.Event()
+        """Set at the end of the loop too."""
         self._cursor, self._collect, self._clock = cursor, collect, clock
         self._train_options = dict(train_options)
         self._evaluate, self._eval_every = evaluate, eval_every
@@ -109,9 +109,14 @@ class TrainingLoop:
         """Whether the last step is taken."""
         return self.last_step is not None and self.step >= self.last_step
 
+    @property
+    def was_stopped(self) -> bool:
+        """Whether a stop was asked for."""
+        return self._asked_to_stop.is_set()
+
     def request_stop(self) -> None:
         """End without waiting for rollouts or an evaluation; a training step in progress is finished."""
-        self.was_stopped = True
+        self._asked_to_stop.set()
         self._stopping.set()
 
     async def run(self, *, handle_signals: bool, eval_first: bool, eval_last: bool) -> None:
@@ -211,7 +216,7 @@ class TrainingLoop:
 
     async def _unless_stopped(self, work: Awaitable[T]) -> T | None:
         """The result of ``work``; ``None`` if a stop was asked for first, and it was cancelled."""
-        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._asked_to_stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
             return task.result() if task.done() else None

@@ -221,6 +221,16 @@ async def test_ctrl_c_in_a_step_lets_it_finish(make_model, backend, read_history
     assert sorted(itertools.chain.from_iterable(backend.scenarios())) == list(range(12))
 
 
+async def test_ctrl_c_does_not_wait_for_an_evaluation(make_model, backend):
+    async def evaluate(model, step):
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    options = {**SMALL, "handle_signals": True, "eval": evaluate}
+    run = await art.train(await make_model(), make_rollout(), range(4), **options)
+    assert (run.step, run.stopped, backend.batches) == (0, True, [])
+
+
 async def test_a_run_killed_after_the_checkpoint_repeats_nothing(make_model, backend):
     async def die():
         backend.step += 1  # the checkpoint is there, but nobody lives to hear of it
@@ -270,6 +280,7 @@ async def test_a_list_is_repeated_until_the_steps_are_taken(make_model, backend,
     evaluated = []
 
     async def evaluate(model, step):
+        await asyncio.sleep(0.01)
         evaluated.append(step)
         return [art.Trajectory(reward=step)]
 
