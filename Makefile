@@ -67,6 +67,7 @@ docs: setup  ## Write docs/reference anew from the docstrings
 bench: setup  ## Run the quick benchmarks
 	$(BIN)/python -m benchmarks.inference --quick
 	$(BIN)/python -m benchmarks.training --quick
+	$(BIN)/python -m benchmarks.overlap --quick
 
 bench-gateway: setup $(VENV)-litellm/.ready  ## Measure the gateway beside the litellm proxy (in an environment of its own)
 	$(BIN)/python -m benchmarks.gateway --quick
