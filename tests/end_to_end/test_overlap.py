@@ -175,3 +175,13 @@ def scenarios():
     out, errors = await process.communicate()
     assert process.returncode in (0, 2), errors
     assert b"16 in 2 groups, 0 failed" in out
+
+
+async def test_the_demo_trains_in_this_form_too(backend, tiny_model_path, tmp_path, read_history):
+    from art.demo.rollout import play
+
+    model = make_model(tiny_model_path, tmp_path, "demo")
+    await model.register(backend)
+    run = await art.train(model, play, range(4), groups_per_step=2, group_size=2, max_staleness=1, show_progress=False)
+    assert run.step == 2
+    assert [row["train/exception_rate"] for row in read_history(model) if "train/reward" in row] == [0, 0]

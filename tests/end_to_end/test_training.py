@@ -182,35 +182,6 @@ async def test_the_service_ends_its_children_when_it_is_killed(tmp_path, tiny_mo
     await backend.close()
 
 
-@pytest.mark.parametrize("phase", ["rolling out", "training", "between"])
-async def test_kill_9_then_the_same_command_resumes(tmp_path, tiny_model_path, phase):
-    path = str(tmp_path / "art")
-    backend = art.LocalBackend(path=path)
-    model = make_model(tiny_model_path)
-    await model.register(backend)
-    first = await backend.train(model, await gather(model, 0), learning_rate=1e-3, verbose=False)
-    service = psutil.Process((await find_children(backend))["engine"].pid).parent()
-    if phase == "between":
-        service.kill()
-    else:
-        groups = await gather(model, 1, members=32)
-        work = gather(model, 2) if phase == "rolling out" else backend.train(model, groups, verbose=False)
-        task = asyncio.ensure_future(work)
-        await asyncio.sleep(0.2)
-        service.kill()
-        with pytest.raises((BackendError, openai.OpenAIError)):
-            await task
-    await backend.close()
-
-    async with art.LocalBackend(path=path) as again:
-        model = make_model(tiny_model_path)
-        await model.register(again)
-        assert await model.get_step() in {first.step, first.step + 1}
-        before = await model.get_step()
-        result = await again.train(model, await gather(model, 3), learning_rate=1e-3, verbose=False)
-        assert result.step == before + 1
-
-
 async def test_wrong_keys_models_and_bodies_are_told_apart(backend, tiny_model_path):
     model = make_model(tiny_model_path)
     await model.register(backend)
