@@ -1,6 +1,6 @@
 """What the gateway costs: added latency, requests per second beside the litellm proxy, a thousand rollouts at once.
 
-    python -m benchmarks.gateway [--quick] [--json PATH] [--litellm DIR] [--only latency|throughput|rollouts]
+    python -m benchmarks.gateway [--quick] [--json PATH] [--litellm DIR] [--litellm-workers N] [--only latency|throughput|rollouts]
 
 The service is started as always, with its database on disk, but with an engine that speaks by script in a process of its
 own. Client, gateway, engine and peer share the same two cores. Every call is captured.
@@ -47,7 +47,6 @@ SPOKEN_MS = 10.0
 """What the engine takes per token where latency is measured."""
 LATENCY_TURNS, THROUGHPUT_ROLLOUTS, THROUGHPUT_TURNS = 20, 200, 6
 ROLLOUTS, ROLLOUT_TURNS = 1000, 20
-PEER_WORKERS = 2
 
 T = TypeVar("T")
 Side = tuple[str, str, list[str]]
@@ -193,8 +192,8 @@ def _percentiles(loads: Sequence[Load]) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def litellm_proxy(bench: Bench, environment: Path) -> Iterator[tuple[str, str]]:
-    """The URL and version of a litellm proxy in front of the engine."""
+def litellm_proxy(bench: Bench, environment: Path, workers: int) -> Iterator[tuple[str, str]]:
+    """The URL and name of a litellm proxy in front of the engine."""
     command = environment / "bin" / "litellm"
     if not command.exists():
         sys.exit(f"No litellm in {environment}. Install it with: make bench-gateway")
@@ -203,17 +202,17 @@ def litellm_proxy(bench: Bench, environment: Path) -> Iterator[tuple[str, str]]:
     config.write_text(json.dumps({"model_list": [{"model_name": "m", "litellm_params": route}]}))
     port = free_port()
     argv = [str(command), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
-    argv += ["--num_workers", str(PEER_WORKERS)]
+    argv += ["--num_workers", str(workers)]
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "PYTHONPATH": ""}
     url = f"http://127.0.0.1:{port}"
     with child(argv, log, **quiet) as process:
         wait_for("the litellm proxy", lambda: httpx.get(f"{url}/health/liveliness").is_success or None, process, log)
-        yield f"{url}/v1", f"litellm proxy, {PEER_WORKERS} workers"
+        yield f"{url}/v1", f"litellm proxy, {workers} worker{'s' if workers > 1 else ''}"
 
 
-def measure_throughput(bench: Bench, rounds: int, litellm: Path) -> list[Row]:
+def measure_throughput(bench: Bench, rounds: int, litellm: Path, workers: int) -> list[Row]:
     bench.script(16, 16, 0)
-    with litellm_proxy(bench, litellm) as (url, name):
+    with litellm_proxy(bench, litellm, workers) as (url, name):
         sides: dict[str, Callable[[int], Side]] = {
             "gateway": bench.ours,
             name: lambda conversations: (url, "m", ["unused"] * conversations),
@@ -291,6 +290,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="one round instead of three; ends within five minutes")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--litellm", type=Path, default=Path(".venv-litellm"), help="environment of the peer")
+    parser.add_argument("--litellm-workers", type=int, default=2, help="processes of the peer")
     parser.add_argument("--only", choices=["latency", "throughput", "rollouts"], help="measure one thing")
     parser.add_argument("--keep", type=Path, help="keep the service's directory, with its log, here")
     options = parser.parse_args(argv)
@@ -304,7 +304,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if options.only in (None, "latency"):
                 rows += measure_latency(bench, rounds)
             if options.only in (None, "throughput"):
-                rows += measure_throughput(bench, rounds, options.litellm)
+                rows += measure_throughput(bench, rounds, options.litellm, options.litellm_workers)
             if options.only in (None, "rollouts"):
                 rows += measure_rollouts(bench)
     finally:

@@ -72,7 +72,7 @@ async def drive(keys: Sequence[str], options: Options) -> Load:
     """Run one conversation for each key."""
     load = Load()
     waiting = list(enumerate(keys))[::-1]
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=600)
+    connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
 

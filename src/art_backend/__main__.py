@@ -21,6 +21,9 @@ from art_backend.inference.process import EngineProcess
 from art_backend.service import Service, StartEngine
 from art_backend.settings import Settings
 
+KEEP_ALIVE_S = 120
+"""Clients drop idle connections after 4 to 15 s. The service keeps them longer, or a call may meet a closing one."""
+
 CLAIM_WAIT_S = 20.0
 """A service that is ending takes seconds to end its children."""
 
@@ -120,9 +123,15 @@ async def _run(settings: Settings, start_engine: StartEngine, *, watch_stdin: bo
     await service.restore()
     url = f"http://{_bracket(settings.host)}:{listener.getsockname()[1]}"
     app = build_app(service, on_start=lambda: _announce(settings, url))
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, http="httptools", timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        http="httptools",
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=5,
     )
+    server = uvicorn.Server(config)
     if watch_stdin:
         await _stop_at_end_of_stdin(server)
     await server.serve(sockets=[listener])
