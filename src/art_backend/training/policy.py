@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from art.wire import LoraSpec
 from art_backend.errors import ModelNotAvailableError
 from art_backend.training.attention import IMPLEMENTATIONS, Kind, attention_arguments
+from art_backend.training.fused import fuse
 from art_backend.training.lora import FusedLoraLinear
 from art_backend.training.packing import Pack
 from art_backend.training.types import Precision
@@ -51,6 +52,7 @@ class Policy:
         self.dtype = choose_dtype(precision, self.device)
         self.attention: Kind = attention or ("flex" if self.device.type == "cuda" else "branches")
         base = _load_base(base_path, self.dtype, self.attention, self.device)
+        fuse(base)
         config = LoraConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]  # PEFT divides it; fractions are fine
