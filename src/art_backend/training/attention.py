@@ -1,10 +1,11 @@
 """Attention along the ancestry of a packed prefix tree.
 
-Three ways to the same numbers, chosen by the device:
+Ways to the same numbers, chosen by the device:
 
 - ``branches`` (CPU): each branch of the tree attends to its own path and nothing else, by plain matrix products.
 - ``flex`` (CUDA): FlexAttention with the block mask of the tree.
 - ``dense``: SDPA with a [T, T] mask. Simple; what the others are tested against.
+- ``rows``: causal attention, for models whose kernels know no other (Unsloth). Packs hold one row each.
 
 The model is told through transformers' public ``AttentionInterface`` and the keyword arguments that its layers pass on.
 """
@@ -23,7 +24,7 @@ from transformers import AttentionInterface
 from art_backend import exact
 from art_backend.training.packing import Pack
 
-Kind = Literal["branches", "flex", "dense"]
+Kind = Literal["branches", "flex", "dense", "rows"]
 
 BRANCH_ATTENTION = "art_prefix_tree"
 """Name under which branch attention is known to transformers."""
@@ -31,7 +32,12 @@ BRANCH_ATTENTION = "art_prefix_tree"
 QUERY_BLOCK = 128
 """Most queries of one block of branch attention."""
 
-IMPLEMENTATIONS: dict[Kind, str] = {"branches": BRANCH_ATTENTION, "flex": "flex_attention", "dense": "sdpa"}
+IMPLEMENTATIONS: dict[Kind, str] = {
+    "branches": BRANCH_ATTENTION,
+    "flex": "flex_attention",
+    "dense": "sdpa",
+    "rows": "sdpa",
+}
 """The ``attn_implementation`` that a model is loaded with."""
 
 
@@ -54,6 +60,10 @@ def attention_arguments(kind: Kind, pack: Pack, device: torch.device) -> dict[st
             return {"attention_mask": None, "blocks": query_blocks(pack, device)}
         case "flex":
             return {"attention_mask": block_mask(torch.from_numpy(pack.ends).to(device))}
+        case "rows":
+            if len(pack.branches) > 1:
+                raise ValueError("A pack of several rows needs attention that follows its tree.")
+            return {"attention_mask": None}
         case "dense":
             return {"attention_mask": dense_mask(torch.from_numpy(pack.ends).to(device))[None, None]}
 

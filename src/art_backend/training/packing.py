@@ -88,10 +88,10 @@ class Pack:
         return int(self.token_ids.size)
 
 
-def pack_rows(rows: Sequence[TrainingRow], budget: int) -> list[Pack]:
+def pack_rows(rows: Sequence[TrainingRow], budget: int, *, share: bool = True) -> list[Pack]:
     """Merge rows into packs of at most ``budget`` tokens; a single longer row gets a pack of its own.
 
-    Rows without a trained token are left out.
+    Rows without a trained token are left out. Without ``share``, every row is a pack of its own.
 
     The result depends on the rows, not on their order, except for ``Targets.rows``.
     """
@@ -103,7 +103,7 @@ def pack_rows(rows: Sequence[TrainingRow], budget: int) -> list[Pack]:
     lengths = [context[i].size for i in order]
     return [
         _merge([(i, rows[i], context[i]) for i in order[start:stop]], shared[start:stop])
-        for start, stop in _cut(lengths, shared, budget)
+        for start, stop in (_cut(lengths, shared, budget) if share else ((i, i + 1) for i in range(len(order))))
     ]
 
 

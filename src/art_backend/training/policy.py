@@ -19,6 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from art.wire import LoraSpec
 from art_backend.errors import ModelNotAvailableError
+from art_backend.training import unsloth
 from art_backend.training.attention import IMPLEMENTATIONS, Kind, attention_arguments
 from art_backend.training.fused import fuse
 from art_backend.training.lora import FusedLoraLinear
@@ -39,6 +40,8 @@ class Policy:
         lora: Shape and seed of the adapter.
         base_name: Written into the adapter's configuration as its base model.
         precision: Type of the computation; ``auto`` takes bfloat16 where the hardware multiplies it faster.
+        attention: How packs attend; ``None`` takes the fastest of the device, by Unsloth where that is usable.
+        max_length: Longest row, for loaders that need to know.
 
     Raises:
         ModelNotAvailableError: The model cannot be loaded, or computes its attention or logits in a way that the trainer
@@ -46,32 +49,25 @@ class Policy:
     """
 
     def __init__(
-        self, base_path: Path, lora: LoraSpec, *, precision: Precision = "auto", attention: Kind | None = None
+        self,
+        base_path: Path,
+        lora: LoraSpec,
+        *,
+        precision: Precision = "auto",
+        attention: Kind | None = None,
+        max_length: int = 4096,
     ) -> None:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.dtype = choose_dtype(precision, self.device)
+        by_unsloth = attention is None and unsloth.is_usable()
         self.attention: Kind = attention or ("flex" if self.device.type == "cuda" else "branches")
-        base = _load_base(base_path, self.dtype, self.attention, self.device)
-        fuse(base)
-        config = LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]  # PEFT divides it; fractions are fine
-            target_modules=lora.target_modules or "all-linear",
-            lora_dropout=0.0,
-            bias="none",
-            task_type="CAUSAL_LM",
-        )
-        # PEFT's documented way to bring one's own layers (developer guide, "Custom models").
-        config._register_custom_module({torch.nn.Linear: FusedLoraLinear})
-        with torch.random.fork_rng():
-            torch.manual_seed(lora.seed)
-            try:
-                model = get_peft_model(base, config, autocast_adapter_dtype=False)
-            except ValueError as error:
-                raise ModelNotAvailableError(
-                    f"The adapter does not fit the model: {error}", param="lora.target_modules"
-                ) from error
-        assert isinstance(model, PeftModel)
+        if by_unsloth:
+            self.attention = "rows"
+            model = unsloth.load(base_path, lora, self.dtype, max_length)
+        else:
+            model = _adapt(_load_base(base_path, self.dtype, self.attention, self.device), lora)
+        base = model.get_base_model()
+        assert isinstance(base, PreTrainedModel)
         self.model = model
         self._base = base
         head = base.get_output_embeddings()
@@ -90,7 +86,13 @@ class Policy:
         ):
             self._views[name].copy_(parameter.detach())
             parameter.register_post_accumulate_grad_hook(_adder(gradient))
-        model.eval()  # no dropout anywhere: the distribution that is trained is the one that was sampled
+        if not by_unsloth:  # its kernels are those of training; no layer of it drops out
+            model.eval()  # no dropout anywhere: the distribution that is trained is the one that was sampled
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether a pack may hold several rows."""
+        return self.attention != "rows"
 
     def _flat_views(self, flat: Tensor) -> dict[str, Tensor]:
         sizes = [p.numel() for p in self._parameters.values()]
@@ -196,6 +198,31 @@ class Policy:
             for name, tensor in mine.items():
                 tensor.copy_(tensors[name])
         self.publish_weights()
+
+
+def _adapt(base: PreTrainedModel, lora: LoraSpec) -> PeftModel:
+    """Put a fresh adapter on a frozen base."""
+    fuse(base)
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]  # PEFT divides it; fractions are fine
+        target_modules=lora.target_modules or "all-linear",
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    # PEFT's documented way to bring one's own layers (developer guide, "Custom models").
+    config._register_custom_module({torch.nn.Linear: FusedLoraLinear})
+    with torch.random.fork_rng():
+        torch.manual_seed(lora.seed)
+        try:
+            model = get_peft_model(base, config, autocast_adapter_dtype=False)
+        except ValueError as error:
+            raise ModelNotAvailableError(
+                f"The adapter does not fit the model: {error}", param="lora.target_modules"
+            ) from error
+    assert isinstance(model, PeftModel)
+    return model
 
 
 def choose_dtype(precision: Precision, device: torch.device) -> torch.dtype:

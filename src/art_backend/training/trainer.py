@@ -108,7 +108,13 @@ class Trainer:
         setup = self._setup
         directory = self._store.verify(step) if step else None
         self._loaded = None
-        policy = Policy(setup.base_path, setup.lora, precision=setup.precision, attention=self._attention)
+        policy = Policy(
+            setup.base_path,
+            setup.lora,
+            precision=setup.precision,
+            attention=self._attention,
+            max_length=setup.max_sequence_length,
+        )
         optimizer: FlatOptimizer = FlatAdamW(policy.weights)
         state = TrainerState(step=0, base_model=fingerprint_base(setup.base_path))
         torch.manual_seed(setup.lora.seed)
@@ -170,7 +176,7 @@ class Trainer:
         rows = [row for member in batch.members for row in member.rows]
         budget = options.micro_batch_tokens or _default_budget(rows, policy.device)
         parts = [
-            pack_rows(weigh(part, reduction, max_length), budget)
+            pack_rows(weigh(part, reduction, max_length), budget, share=policy.shares_prefixes)
             for part in _cut(batch.members, options.minibatches, seed=step.step)
         ]
         meter = StepMeter(sum(pack.size for packs in parts for pack in packs) * options.epochs, on_progress)
@@ -201,7 +207,9 @@ class Trainer:
         plan = build_plan(step, vocabulary=policy.vocabulary, max_length=self._setup.max_sequence_length)
         rows = list(plan.rows())
         budget = options.micro_batch_tokens or _default_budget(rows, policy.device)
-        parts = [(pack_rows(batch.rows, budget), batch.learning_rate) for batch in plan.batches]
+        parts = [
+            (pack_rows(batch.rows, budget, share=policy.shares_prefixes), batch.learning_rate) for batch in plan.batches
+        ]
         meter = SftMeter(sum(pack.size for packs, _ in parts for pack in packs), on_progress)
         reason, canaries = plan.reason, list[Canary]()
         if parts:

@@ -167,3 +167,13 @@ def test_a_row_longer_than_the_budget_is_trained_whole_and_told(run, make_groups
     assert output.trained
     assert any("longer than micro_batch_tokens=16" in warning and "32" in warning for warning in output.warnings)
     assert not run(make_groups(), micro_batch_tokens=16).warnings
+
+
+def test_rows_that_share_nothing_give_the_same_update(setup, make_groups, tmp_path):
+    """As kernels need it that know causal attention alone."""
+    outputs = []
+    for kind in ("rows", "branches"):
+        here = dataclasses.replace(setup, checkpoints=tmp_path / kind)
+        outputs.append(Trainer(here, attention=kind).train(step_of(make_groups())))
+    torch.testing.assert_close(moments(outputs[0])["exp_avg"], moments(outputs[1])["exp_avg"], rtol=1e-4, atol=1e-7)
+    assert outputs[0].metrics["data/packing_ratio"] < outputs[1].metrics["data/packing_ratio"]
