@@ -4,12 +4,14 @@ Runs of one scenario resemble each other, so what is averaged are the scenarios'
 scenarios that both models were run on (Miller 2024, *Adding Error Bars to Evals*, arXiv:2411.00640).
 """
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from art.failures import is_service_failure
+from art.gather import gather_or_cancel
 from art.loop.rollouts import EveryRolloutFailedError, GroupRunner, HoldClock, RolloutFn
 
 _Z = 1.959963984540054
@@ -85,8 +87,6 @@ async def evaluate(
     Raises:
         BackendError, openai.APIError: The service failed, which is no run's fault.
     """
-    import asyncio
-
     runner = GroupRunner(
         model, rollout, size=runs, timeout_s=timeout_s, max_concurrent=max_concurrent, clock=HoldClock()
     )
@@ -105,10 +105,8 @@ async def evaluate(
         failures.extend(f"{failed.type}: {failed.message}" for failed in group.exceptions)
         return [trajectory.reward for trajectory in group]
 
-    async with asyncio.TaskGroup() as tasks:
-        found = [tasks.create_task(run(scenario)) for scenario in scenarios]
+    rewards = await gather_or_cancel([asyncio.create_task(run(scenario)) for scenario in scenarios])
     await runner.leave()
-    rewards = [task.result() for task in found]
     if not_finite := [i for i, row in enumerate(rewards) if not all(map(math.isfinite, row))]:
         raise ValueError(f"A reward of scenario {not_finite[0]} is not a finite number.")
     return Evaluation(name, rewards, len(failures), failures[0] if failures else None)

@@ -5,6 +5,7 @@ import math
 import pytest
 
 import art
+from art.errors import BackendDiedError
 from art.evaluation import Evaluation, evaluate, interval, t_quantile
 
 
@@ -49,6 +50,14 @@ async def test_failed_runs_are_counted_and_do_not_end_the_evaluation():
     assert found.failed == 3
     assert "the environment is down" in found.first_failure
     assert len(calls) == 6
+
+
+async def test_a_failure_of_the_service_ends_the_evaluation():
+    async def rollout(model, scenario):
+        raise BackendDiedError("the engine is gone", 503)
+
+    with pytest.raises(BackendDiedError, match="the engine is gone"):
+        await evaluate("m", None, rollout, [0, 1], runs=2)
 
 
 async def test_a_reward_that_is_no_number_is_an_error_that_names_the_scenario():

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import sys
 import tempfile
 from importlib.util import find_spec
@@ -60,8 +61,10 @@ class RewardWorker:
         return answer.model_validate_json(line)
 
     async def close(self) -> None:
+        """End the process, and remove its log. Asking again starts another one."""
         async with self._turn:
             await self._end()
+            shutil.rmtree(self._log.parent, ignore_errors=True)
 
     @property
     def running(self) -> bool:
@@ -71,6 +74,7 @@ class RewardWorker:
         if self._process is None:
             if missing := [name for name in _NEEDED if find_spec(name) is None]:
                 raise MissingExtraError(f"A reward model needs {', '.join(missing)}, which", "backend,trl")
+            self._log.parent.mkdir(exist_ok=True)
             with self._log.open("ab") as log:
                 self._process = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-m", "art_backend.rewards"),
