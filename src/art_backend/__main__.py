@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 
 from art_backend.app import build_app
 from art_backend.errors import ConflictError, ServiceError
+from art_backend.gateway.limits import MAX_CALLS, MAX_QUEUE
 from art_backend.inference.process import EngineProcess
 from art_backend.service import Service, StartEngine
 from art_backend.settings import Settings
@@ -46,6 +47,15 @@ def serve(
     engine: Annotated[str, typer.Option(help="Inference engine: torch.")] = "torch",
     max_sequence_length: Annotated[int, typer.Option(min=16, help="Longest prompt plus completion, in tokens.")] = 4096,
     max_concurrent_sequences: Annotated[int, typer.Option(min=1, help="Completions sampled at the same time.")] = 64,
+    max_project_calls: Annotated[
+        int, typer.Option(min=1, help="Model calls of one project answered at the same time; more wait.")
+    ] = MAX_CALLS,
+    max_project_queue: Annotated[
+        int, typer.Option(min=0, help="Model calls of one project that may wait; more are told to come back.")
+    ] = MAX_QUEUE,
+    capture_retention_days: Annotated[
+        float, typer.Option(min=0, help="Days after their last call for which captured rollouts are kept.")
+    ] = 30.0,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; one per core by default.")] = None,
     cache: Annotated[Path | None, typer.Option(envvar="ART_CACHE", help="Where prepared base models are kept.")] = None,
     user_code: Annotated[
@@ -74,6 +84,9 @@ def serve(
             api_key=api_key,
             max_sequence_length=max_sequence_length,
             max_concurrent_sequences=max_concurrent_sequences,
+            max_project_calls=max_project_calls,
+            max_project_queue=max_project_queue,
+            capture_retention_days=capture_retention_days,
             threads=threads,
             cache=cache,
             user_code=None if user_code is None else user_code.resolve(),

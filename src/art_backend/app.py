@@ -43,7 +43,8 @@ def build_app(service: Service, on_start: Callable[[], None] = lambda: None) -> 
         lifespan=lifespan,
         responses={"4XX": {"model": ApiError}, "5XX": {"model": ApiError}},
     )
-    app.include_router(build_gateway(service, service.captures, service.keyring.identify))  # first: most calls are its
+    # first: most calls are its
+    app.include_router(build_gateway(service, service.captures, service.keyring.identify, limits=service.limits))
     app.include_router(build_rollouts(service.captures, service_only(service), service.policy))
     app.include_router(build_exposition(service, service_only(service)))
     app.include_router(build_api(service))

@@ -25,6 +25,7 @@ from art.wire import (
 from art_backend.auth import Keyring
 from art_backend.base_models import context_length, find_base_model
 from art_backend.errors import BadRequestError, ConflictError, NotFoundError, ServiceError
+from art_backend.gateway.limits import ProjectLimits
 from art_backend.gateway.ports import Identity, ServedModel
 from art_backend.gateway.render import ChatRenderer
 from art_backend.inference.process import EngineProcess, EngineSettings
@@ -68,6 +69,7 @@ class Service:
         self.runs = RunStore(self._db)
         self.captures = CaptureStore(self._db)
         self.keyring = Keyring(settings.api_key, settings.path / "secret", self.captures)
+        self.limits = ProjectLimits(settings.max_project_calls, settings.max_project_queue, settings.hold_timeout_s)
         self.jobs = JobBoard(self.runs)
         self._device = asyncio.Lock()
         self._registering = asyncio.Lock()

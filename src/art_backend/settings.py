@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from art_backend.errors import BadRequestError
+from art_backend.gateway.limits import MAX_CALLS, MAX_QUEUE
 
 EngineKind = Literal["torch"]
 
@@ -35,6 +36,10 @@ class Settings:
     """Upper limit for models that do not ask for less."""
     max_concurrent_sequences: int = 64
     """Completions that the engine samples at the same time; more wait their turn."""
+    max_project_calls: int = MAX_CALLS
+    """Model calls of one project that are answered at the same time; more wait their turn."""
+    max_project_queue: int = MAX_QUEUE
+    """Model calls of one project that may wait; further ones are told to come back later."""
     threads: int | None = None
     """CPU threads of the engine and of the trainer, which never compute at the same time; ``None``: one per core."""
     keep_versions: int = 2

@@ -16,6 +16,7 @@ from art.wire.rollouts import (
     RolloutKind,
     RolloutRows,
     RolloutTree,
+    StructuredSpan,
     TokenRow,
     TreeNode,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "RolloutTree",
     "Schedule",
     "SftOptions",
+    "StructuredSpan",
     "TokenRow",
     "TrainGroup",
     "TrainOptions",

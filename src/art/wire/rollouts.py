@@ -1,7 +1,7 @@
 """Rollouts: one run of an agent, its key, and the tokens that were captured under it."""
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from art.wire.base import Wire
 
@@ -45,6 +45,20 @@ class RolloutInfo(Wire):
     """Whether a request of this rollout was refused because its prompt no longer fits the context."""
 
 
+class StructuredSpan(Wire):
+    """Tokens of a row that were sampled under a structure: from what it allowed, not from the whole vocabulary.
+
+    The trainer needs it to see the distribution that was sampled. ``start`` is where the completion began.
+    """
+
+    start: int
+    stop: int
+    structured_outputs: dict[Literal["json", "regex", "choice", "grammar"], Any]
+    """One entry, as in the engine contract."""
+    stop_token_ids: list[int]
+    """Ids that could end the completion."""
+
+
 class TokenRow(Wire):
     """One training row: the ids that the engine was fed and sampled, in order. All lists have one length, T."""
 
@@ -58,6 +72,8 @@ class TokenRow(Wire):
     """The policy version that sampled each token; -1 for observed tokens."""
     temperature: float
     """The temperature that every trained token of this row was sampled at."""
+    structures: list[StructuredSpan] = []
+    """Spans of trained tokens that were sampled under a structure."""
 
 
 class RolloutRows(Wire):

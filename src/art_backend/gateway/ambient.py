@@ -1,8 +1,8 @@
 """Ambient rollouts: the trees of conversations that come in under a model's own key.
 
 All those conversations share a tree. A new one begins with each policy version, and when the last has grown large; a
-conversation that began in an older one goes on there for as long as that is among the most recent. What falls out stays on
-disk, where training finds it.
+conversation that began in an older one goes on there for as long as that is among the most recent, also after a restart. What falls
+out stays on disk, where training finds it.
 """
 
 from collections import deque
@@ -37,7 +37,9 @@ class AmbientRollouts:
 
     def find(self, model: ServedModel, step: int | None, source: Source) -> tuple[str, Tree]:
         """The rollout, and its tree, that knows most of what is said; the newest if none knows any of it."""
-        recent = self._recent.setdefault((model.project, model.name), deque(maxlen=RECENT))
+        recent = self._recent.get((model.project, model.name))
+        if recent is None:
+            recent = self._recent[model.project, model.name] = self._restore(model)
         version = model.step if step is None else step
         known = [(source.depth(ambient.tree), ambient) for ambient in recent]
         best, ambient = max(known, key=lambda pair: pair[0], default=(0, None))
@@ -48,3 +50,12 @@ class AmbientRollouts:
             ambient = _Ambient(info.id, version, self._captures.tree(info.id))
             recent.appendleft(ambient)
         return ambient.rollout, ambient.tree
+
+    def _restore(self, model: ServedModel) -> deque[_Ambient]:
+        """The rollouts whose conversations could be continued before the service was restarted."""
+        restored: deque[_Ambient] = deque(maxlen=RECENT)
+        for rollout in self._captures.latest_ambient(model.project, model.name, RECENT):
+            tree = self._captures.tree(rollout)
+            version = max((turn.policy_version for turn in tree.turns.values()), default=-1)
+            restored.append(_Ambient(rollout, version, tree))
+        return restored

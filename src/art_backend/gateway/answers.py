@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from art_backend.gateway.parse import ParsedMessage
+from art_backend.gateway.parse import ParsedMessage, ParsedToolCall
 from art_backend.gateway.ports import ServedModel
 from art_backend.gateway.sampling import Plan
 from art_backend.gateway.sources import Source
@@ -34,6 +34,8 @@ class Call:
     """Whether a stream ends with a count of tokens."""
     echo: dict[str, Any] = field(default_factory=dict[str, Any])
     """What a protocol's answer repeats of the request."""
+    keep: bool = False
+    """Whether the answer may be asked for again: model name and ``echo`` are then stored beside its turn."""
 
     @property
     def choices(self) -> int:
@@ -69,6 +71,25 @@ class Completed:
     overflow: bool = False
     """Whether there was no room to sample anything."""
 
+    @classmethod
+    def of_turn(cls, turn: Turn, rollout: str) -> "Completed":
+        """As it was when it was captured, but for alternatives that were not sampled."""
+        said = turn.message
+        calls = [
+            ParsedToolCall(call["function"]["name"], call["function"]["arguments"], call["id"])
+            for call in said.get("tool_calls", ())
+        ]
+        return cls(
+            message=ParsedMessage(said["content"], said.get("reasoning_content", ""), calls),
+            finish_reason=turn.finish_reason,
+            ids=turn.ids,
+            logprobs=turn.logprobs,
+            top_logprobs=[[] for _ in turn.ids],
+            turn=turn,
+            rollout=rollout,
+            policy_version=turn.policy_version,
+        )
+
     def reference(self) -> dict[str, Any] | None:
         """What a trajectory keeps of it; ``None`` if it was not captured."""
         if self.rollout is None:
@@ -80,12 +101,12 @@ class Completed:
 class Answer:
     """The answer to one call while it is made and after. The request that began it and its retries read it together."""
 
-    def __init__(self, call: Call, model: ServedModel) -> None:
+    def __init__(self, call: Call, model: ServedModel, turn_ids: Sequence[str] | None = None) -> None:
         self.call = call
         self.model = model
         self.prompt_tokens = 0
         self.completed: list[Completed] = []
-        self.turn_ids = [new_id("t") for _ in range(call.choices)]
+        self.turn_ids = list(turn_ids or (new_id("t") for _ in range(call.choices)))
         """Of the turns that the choices will be."""
         self.parts: list[list[Part]] = [[] for _ in range(call.choices)]
         self._readers = 0

@@ -15,10 +15,12 @@ from art_backend.errors import BadRequestError, ServiceError
 from art_backend.gateway.chat import CHAT
 from art_backend.gateway.completions import COMPLETIONS
 from art_backend.gateway.keys import read_key
+from art_backend.gateway.limits import ProjectLimits
 from art_backend.gateway.messages import MESSAGES, read_count
 from art_backend.gateway.ports import Identity, ModelDirectory
-from art_backend.gateway.responding import ErrorResponse, EventResponse, Surface, WholeResponse, tell
+from art_backend.gateway.responding import AnswerResponse, ErrorResponse, Surface, tell
 from art_backend.gateway.responses import RESPONSES
+from art_backend.gateway.stored_responses import add_stored_responses
 from art_backend.gateway.turns import TurnTaker
 from art_backend.store.captures import CaptureStore
 
@@ -52,39 +54,49 @@ class Identify(Protocol):
 
 
 def build_gateway(
-    directory: ModelDirectory, captures: CaptureStore, identify: Identify, *, keep_alive_s: float = KEEP_ALIVE_S
+    directory: ModelDirectory,
+    captures: CaptureStore,
+    identify: Identify,
+    *,
+    limits: ProjectLimits | None = None,
+    keep_alive_s: float = KEEP_ALIVE_S,
 ) -> APIRouter:
     """Return the router of the data plane.
 
     Args:
         identify: Names the caller by key, and by the rollout of a ``/r/{rollout}/v1`` URL; raises UnauthorizedError.
+        limits: How many calls each project may make at the same time.
         keep_alive_s: Seconds after which a waiting caller gets a sign of life, and again.
     """
-    taker = TurnTaker(directory, captures)
+    taker = TurnTaker(directory, captures, limits or ProjectLimits())
     router = APIRouter(tags=["inference"], route_class=_Direct)
 
     def endpoint(surface: Surface, summary: str) -> Callable[..., Awaitable[Response]]:
         async def answer(request: Request, rollout: str | None = None) -> Response:
             try:
-                identity = identify(read_key(request.headers), rollout)
+                identity = identify_request(request, rollout)
                 raw = await _read_body(request)
                 call = surface.read(parse_body(raw), partial(taker.find_turn, identity))
                 call.digest = _digest(surface, identity, raw)
                 call.retry = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
                 taken = taker.take(identity, call)
-            except RecursionError:
-                return ErrorResponse(surface, BadRequestError("The body is nested too deeply."))
             except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
                 return ErrorResponse(surface, tell(error))
-            return (EventResponse if call.stream else WholeResponse)(surface, taken, keep_alive_s)
+            return AnswerResponse(surface, taken, keep_alive_s)
 
         answer.__doc__ = summary
         return answer
 
+    def identify_request(request: Request, rollout: str | None) -> Identity:
+        return identify(read_key(request.headers), rollout)
+
+    async def read_object(request: Request) -> dict[str, Any]:
+        return parse_body(await _read_body(request))
+
     async def list_models(request: Request, rollout: str | None = None) -> Response:
         """The models that this key opens."""
         try:
-            names = directory.list_names(identify(read_key(request.headers), rollout))
+            names = directory.list_names(identify_request(request, rollout))
         except ServiceError as error:
             return ErrorResponse(CHAT, error)
         return JSONResponse(
@@ -94,11 +106,9 @@ def build_gateway(
     async def count_tokens(request: Request, rollout: str | None = None) -> Response:
         """Anthropic's count of tokens: how long the prompt of a message would be. Nothing is sampled or captured."""
         try:
-            identity = identify(read_key(request.headers), rollout)
-            call = read_count(parse_body(await _read_body(request)))
+            identity = identify_request(request, rollout)
+            call = read_count(await read_object(request))
             return JSONResponse({"input_tokens": taker.count(identity, call)})
-        except RecursionError:
-            return ErrorResponse(MESSAGES, BadRequestError("The body is nested too deeply."))
         except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
             return ErrorResponse(MESSAGES, tell(error))
 
@@ -106,6 +116,7 @@ def build_gateway(
         for path, surface, summary in _SURFACES:
             router.add_api_route(f"{prefix}/{path}", endpoint(surface, summary), methods=["POST"])
         router.add_api_route(f"{prefix}/messages/count_tokens", count_tokens, methods=["POST"])
+        add_stored_responses(router, prefix, taker, identify_request, read_object, keep_alive_s)
         router.add_api_route(f"{prefix}/models", list_models, methods=["GET"])
     return router
 

@@ -13,6 +13,8 @@ from typing import Any
 from art_backend.errors import BadRequestError, ServiceError
 from art_backend.gateway.answers import Answer, Call, Completed, TopLogprobs
 from art_backend.gateway.chat_messages import read_messages, read_tools
+from art_backend.gateway.demands import read_flag, read_form, read_format, read_structured_outputs
+from art_backend.gateway.form import Form
 from art_backend.gateway.parse import ParsedMessage, ParsedToolCall
 from art_backend.gateway.ports import ServedModel
 from art_backend.gateway.responding import Surface
@@ -36,28 +38,31 @@ def read_call(body: dict[str, Any], _: object = None) -> Call:
     Raises:
         BadRequestError: A field has a wrong type or value; the message names it.
     """
-    tool_choice = body.get("tool_choice")
-    if tool_choice not in (None, "auto", "none"):
-        raise BadRequestError(
-            "tool_choice: this engine cannot force a tool call; use 'auto' or 'none'.", param="tool_choice"
-        )
-    form = body.get("response_format")
-    if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
-        raise BadRequestError(
-            "response_format: this engine cannot enforce a format; leave it out and ask for it in the prompt.",
-            param="response_format",
-        )
+    tools = read_tools(body.get("tools"))
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise BadRequestError("stream_options: must be an object.", param="stream_options")
     return Call(
         model_name=read_model(body),
-        sources=[
-            Conversation(read_messages(body.get("messages")), read_tools(body.get("tools")), tool_choice != "none")
-        ],
+        sources=[Conversation(read_messages(body.get("messages")), tools, _read_form(body, tools or []))],
         plan=plan_sampling(body),
         stream=read_stream(body),
         include_usage=bool((options or {}).get("include_usage")),
+    )
+
+
+def _read_form(body: dict[str, Any], tools: Sequence[dict[str, Any]]) -> Form:
+    words, words_field = read_structured_outputs(body.get("structured_outputs")), "structured_outputs"
+    if words is None:
+        words, words_field = read_format(body.get("response_format"), "response_format", nested=True), "response_format"
+    return read_form(
+        body.get("tool_choice"),
+        tools,
+        words=words,
+        words_field=words_field,
+        parallel=read_flag(body, "parallel_tool_calls"),
+        strict=(tool["function"]["name"] for tool in tools if tool["function"].get("strict") is True),
+        schema_field="tools.{}.function.parameters",
     )
 
 

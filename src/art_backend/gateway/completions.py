@@ -20,6 +20,7 @@ from art_backend.gateway.chat import (
     write_json,
     write_usage,
 )
+from art_backend.gateway.demands import read_structured_outputs
 from art_backend.gateway.responding import Surface
 from art_backend.gateway.sampling import plan_sampling
 from art_backend.gateway.sources import Text
@@ -34,7 +35,8 @@ def read_call(body: dict[str, Any], _: object = None) -> Call:
     Raises:
         BadRequestError: A field has a wrong type or value; the message names it.
     """
-    sources = _read_prompts(body.get("prompt"))
+    words = read_structured_outputs(body.get("structured_outputs"))
+    sources = [Text(prompt, words) for prompt in _read_prompts(body.get("prompt"))]
     top = body.get("logprobs")
     if top is not None and (not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= 20):
         raise BadRequestError("logprobs: must be an integer between 0 and 20.", param="logprobs")
@@ -63,16 +65,16 @@ def read_call(body: dict[str, Any], _: object = None) -> Call:
     )
 
 
-def _read_prompts(prompt: Any) -> list[Text]:
+def _read_prompts(prompt: Any) -> list[str | list[int]]:
     if isinstance(prompt, str):
-        return [Text(prompt)]
+        return [prompt]
     if isinstance(prompt, list) and prompt:
         if all(_is_id(item) for item in prompt):
-            return [Text(prompt)]
+            return [prompt]
         if all(isinstance(item, str) for item in prompt):
-            return [Text(item) for item in prompt]
+            return prompt
         if all(isinstance(item, list) and item and all(_is_id(i) for i in item) for item in prompt):
-            return [Text(item) for item in prompt]
+            return prompt
     raise BadRequestError("prompt: must be a string, a list of token ids, or a list of either.", param="prompt")
 
 

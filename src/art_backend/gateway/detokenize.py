@@ -21,7 +21,7 @@ class Detokenizer:
         self._backend = tokenizer.backend_tokenizer
         self._added = tokenizer.added_tokens_decoder
         self._bytes: dict[int, bytes] = {}
-        self.is_byte_level = isinstance(self._backend.decoder, decoders.ByteLevel)
+        self.is_byte_level = _spells_bytes(self._backend.decoder)
         """Whether the text of ids is nothing but their bytes, one after the other."""
         self._byte_of = _byte_alphabet() if self.is_byte_level else {}
 
@@ -91,6 +91,11 @@ class TextStream:
             return ""
         self._start, self._shown = self._shown, len(self._ids)
         return after[len(before) :]
+
+
+def _spells_bytes(decoder: decoders.Decoder | None) -> bool:
+    """Whether a decoder reads the byte-level alphabet; it may stand in a sequence with others."""
+    return decoder is not None and decoder.decode(["Ġ", "Ã", "©"]) == " é"
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -11,6 +11,8 @@ from art_backend.errors import BadRequestError, ServiceError
 from art_backend.gateway.answers import Answer, Call, Completed
 from art_backend.gateway.chat import read_model, read_stream, write_json
 from art_backend.gateway.chat_messages import join_text
+from art_backend.gateway.demands import read_form, read_format
+from art_backend.gateway.form import Form
 from art_backend.gateway.parse import ParsedMessage, ParsedToolCall
 from art_backend.gateway.render import Message
 from art_backend.gateway.responding import Surface
@@ -55,12 +57,6 @@ def read_count(body: dict[str, Any]) -> Call:
     """Normalise the body of a count: what a request says, without how it is sampled."""
     if body.get("thread") is not None:
         raise ThreadUnsupportedError("thread: is not supported; send the whole history.", param="thread")
-    choice = body.get("tool_choice")
-    kind = choice.get("type") if isinstance(choice, dict) else choice
-    if kind not in (None, "auto", "none"):
-        raise BadRequestError(
-            "tool_choice: this engine cannot force a tool call; use 'auto' or 'none'.", param="tool_choice"
-        )
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadRequestError("messages: must be a non-empty list.", param="messages")
@@ -69,8 +65,29 @@ def read_count(body: dict[str, Any]) -> Call:
         read.append({"role": "system", "content": system})
     for i, message in enumerate(messages):
         read += _read_message(message, f"messages.{i}")
-    source = Conversation(read, _read_tools(body.get("tools")), kind != "none")
+    tools = _read_tools(body.get("tools"))
+    source = Conversation(read, tools, _read_form(body, tools))
     return Call(read_model(body), [source], plan_sampling({}), stream=False)
+
+
+def _read_form(body: dict[str, Any], tools: list[dict[str, Any]] | None) -> Form:
+    choice, config = body.get("tool_choice"), body.get("output_config")
+    if not isinstance(choice, dict | None):
+        raise BadRequestError("tool_choice: must be an object.", param="tool_choice")
+    if not isinstance(config, dict | None):
+        raise BadRequestError("output_config: must be an object.", param="output_config")
+    wanted, field = (config or {}).get("format"), "output_config.format"
+    if wanted is None:
+        wanted, field = body.get("output_format"), "output_format"  # its name in the protocol's beta
+    return read_form(
+        choice,
+        tools,
+        words=read_format(wanted, field, nested=False),
+        words_field=field,
+        parallel=not (choice or {}).get("disable_parallel_tool_use"),
+        strict=(tool["name"] for tool in body.get("tools") or () if tool.get("strict") is True),
+        schema_field="tools.{}.input_schema",
+    )
 
 
 def _read_message(message: Any, where: str) -> list[Message]:

@@ -26,7 +26,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from art_backend.errors import BadRequestError, ModelNotAvailableError
 from art_backend.gateway.detokenize import Detokenizer, TextStream
 from art_backend.gateway.message_stream import KnownMessageStream, TextMessageStream, parse_known
-from art_backend.gateway.parse import THINK, ParsedMessage, TextParser
+from art_backend.gateway.parse import CALL, END_CALL, THINK, ParsedMessage, TextParser
 from art_backend.gateway.tool_prompt import spell_out_tools
 
 Message = dict[str, Any]
@@ -223,8 +223,32 @@ class ChatRenderer:
         return TextMessageStream(text, self._parser(prompt, tools), stops)
 
     def _parser(self, prompt: Sequence[int], tools: Tools | None) -> TextParser:
-        thinking = self.detokenizer.decode(prompt[-8:]).rstrip().endswith(THINK)
-        return TextParser(calls=bool(tools), thinking=thinking)
+        return TextParser(calls=bool(tools), thinking=self.opens_thinking(prompt))
+
+    def opens_thinking(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt itself begins the reasoning of its completion."""
+        return self.detokenizer.decode(prompt[-8:]).rstrip().endswith(THINK)
+
+    def mark(self, text: str) -> int | None:
+        """The id of a mark such as ``<tool_call>``, where the tokenizer has it as a token of its own."""
+        return self._marks.get(text)
+
+    @cached_property
+    def _marks(self) -> dict[str, int]:
+        return {token.content: token_id for token_id, token in self._tokenizer.added_tokens_decoder.items()}
+
+    @cached_property
+    def writes_json_calls(self) -> bool:
+        """Whether this model's calls are JSON between ``<tool_call>`` tags, one object with name and arguments."""
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        spelled = f'{CALL}\n{{"name": "f", "arguments": {{}}}}\n{END_CALL}'
+        calls = self.parse(self.encode(spelled), (), [tool]).tool_calls
+        return [(call.name, call.arguments) for call in calls] == [("f", "{}")]
+
+    @cached_property
+    def speaks_plainly(self) -> bool:
+        """Whether this model's words are the completion's text as it stands."""
+        return self.parse(self.encode(_SPOKEN), ()).content == _SPOKEN
 
     def encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids

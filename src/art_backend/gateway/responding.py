@@ -16,7 +16,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from art_backend.errors import EngineFailedError, ServiceError
+from art_backend.errors import BadRequestError, EngineFailedError, ServiceError
 from art_backend.gateway.answers import Answer, Call
 from art_backend.gateway.tree import Turn
 
@@ -53,48 +53,11 @@ class ErrorResponse(Response):
         super().__init__(surface.error(error), error.status, headers, "application/json")
 
 
-class WholeResponse(Response):
-    """Waits for an answer, then sends it."""
+class AnswerResponse(Response):
+    """Waits for an answer, then sends it; or sends its events while it is made."""
 
     def __init__(self, surface: Surface, answer: Answer, keep_alive_s: float) -> None:
-        super().__init__(media_type="application/json")
-        self._surface = surface
-        self._answer = answer
-        self._keep_alive_s = keep_alive_s
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._answer.reading():
-            gone = asyncio.ensure_future(_disconnected(receive))
-            started = False
-            try:
-                while await _first(self._answer.work, gone, self._keep_alive_s) is None:
-                    if not started:
-                        started = True
-                        headers = [(b"content-type", b"application/json")]
-                        await send({"type": "http.response.start", "status": 200, "headers": headers})
-                    await send({"type": "http.response.body", "body": b" ", "more_body": True})
-                if not self._answer.work.done():
-                    return
-                try:
-                    self._answer.work.result()
-                except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
-                    if not started:
-                        await ErrorResponse(self._surface, tell(error))(scope, receive, send)
-                    return
-                body = self._surface.whole(self._answer)
-                if started:
-                    await send({"type": "http.response.body", "body": body})
-                else:
-                    await Response(body, media_type="application/json")(scope, receive, send)
-            finally:
-                gone.cancel()
-
-
-class EventResponse(Response):
-    """Sends an answer as server-sent events while it is made."""
-
-    def __init__(self, surface: Surface, answer: Answer, keep_alive_s: float) -> None:
-        super().__init__(media_type="text/event-stream")
+        super().__init__(media_type="text/event-stream" if answer.call.stream else "application/json")
         self._surface = surface
         self._answer = answer
         self._keep_alive_s = keep_alive_s
@@ -105,27 +68,56 @@ class EventResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._answer.reading():
             gone = asyncio.ensure_future(_disconnected(receive))
-            making = asyncio.ensure_future(self._make())
-            for task in (gone, making):
-                task.add_done_callback(lambda _: self._news.set())
-            started = ended = False
             try:
-                while not ended:
-                    body, ended, error = await self._next(making)
-                    if gone.done():
-                        return
-                    if error is not None and not started and not body:
-                        await ErrorResponse(self._surface, tell(error))(scope, receive, send)
-                        return
-                    if error is not None:
-                        body += self._surface.error_event(tell(error))
-                    if not started:
-                        started = True
-                        await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
-                    await send({"type": "http.response.body", "body": body, "more_body": not ended})
+                send_answer = self._send_events if self._answer.call.stream else self._send_whole
+                if (error := await send_answer(gone, send)) is not None:
+                    await ErrorResponse(self._surface, tell(error))(scope, receive, send)
             finally:
                 gone.cancel()
-                making.cancel()
+
+    async def _send_whole(self, gone: "asyncio.Future[None]", send: Send) -> Exception | None:
+        """Send the answer; return the error that came before the first byte."""
+        started = False
+        while await _first(self._answer.work, gone, self._keep_alive_s) is None:
+            if not started:
+                started = True
+                await send({"type": "http.response.start", "status": 200, "headers": _JSON_HEADERS})
+            await send({"type": "http.response.body", "body": b" ", "more_body": True})
+        if not self._answer.work.done():
+            return None
+        try:
+            self._answer.work.result()
+            body = self._surface.whole(self._answer)
+        except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
+            return None if started else error
+        if not started:
+            headers = [*_JSON_HEADERS, (b"content-length", str(len(body)).encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+        return None
+
+    async def _send_events(self, gone: "asyncio.Future[None]", send: Send) -> Exception | None:
+        """Send the events; return the error that came before the first byte."""
+        making = asyncio.ensure_future(self._make())
+        for task in (gone, making):
+            task.add_done_callback(lambda _: self._news.set())
+        started = ended = False
+        try:
+            while not ended:
+                body, ended, error = await self._next(making)
+                if gone.done():
+                    return None
+                if error is not None and not started and not body:
+                    return error
+                if error is not None:
+                    body += self._surface.error_event(tell(error))
+                if not started:
+                    started = True
+                    await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
+                await send({"type": "http.response.body", "body": body, "more_body": not ended})
+            return None
+        finally:
+            making.cancel()
 
     async def _make(self) -> None:
         """Make events as fast as the answer grows; those that are ready together are sent together."""
@@ -152,6 +144,7 @@ class EventResponse(Response):
         return body, True, None
 
 
+_JSON_HEADERS = [(b"content-type", b"application/json")]
 _EVENT_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -163,6 +156,8 @@ def tell(error: Exception) -> ServiceError:
     """Make an error fit to be told; what nobody foresaw is logged."""
     if isinstance(error, ServiceError):
         return error
+    if isinstance(error, RecursionError):
+        return BadRequestError("The body is nested too deeply.")
     if isinstance(error, asyncio.CancelledError):
         return EngineFailedError("The answer was given up.")
     _log.error("Unexpected error in a model call", exc_info=error)

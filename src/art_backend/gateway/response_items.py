@@ -183,3 +183,27 @@ def write_items(turn_id: str, one: Completed, logprobs: Sequence[Any] = ()) -> l
         status = "incomplete" if one.finish_reason == "length" else "completed"
         items.append(write_message(turn_id, message.content, status, logprobs))
     return items + [write_call(turn_id, i, call) for i, call in enumerate(message.tool_calls)]
+
+
+def write_input_items(turn_id: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The items of a conversation, as they are listed for a response that answered it."""
+    items: list[dict[str, Any]] = []
+
+    def add(kind: str, prefix: str, **data: Any) -> None:
+        items.append({"type": kind, "id": f"{prefix}_{turn_id}_input_{len(items)}", "status": "completed", **data})
+
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role == "tool":
+            add("function_call_output", "fco", call_id=message.get("tool_call_id", ""), output=content)
+        elif role != "assistant":
+            add("message", "msg", role=role, content=[{"type": "input_text", "text": content}])
+        else:
+            if reasoning := message.get("reasoning_content"):
+                add("reasoning", "rs", summary=[], content=[{"type": "reasoning_text", "text": reasoning}])
+            if content:
+                part = {"type": "output_text", "text": content, "annotations": [], "logprobs": []}
+                add("message", "msg", role="assistant", content=[part])
+            for call in message.get("tool_calls", ()):
+                add("function_call", "fc", call_id=call["id"], **call["function"])
+    return items

@@ -11,6 +11,8 @@ from typing import Any
 from art_backend.errors import BadRequestError, ServiceError
 from art_backend.gateway.answers import Answer, Call, Completed
 from art_backend.gateway.chat import read_model, read_stream, write_error, write_json, write_logprobs
+from art_backend.gateway.demands import read_flag, read_form, read_format
+from art_backend.gateway.form import Form
 from art_backend.gateway.render import Message
 from art_backend.gateway.responding import Surface
 from art_backend.gateway.response_events import EventWriter
@@ -46,36 +48,44 @@ def read_call(body: dict[str, Any], find_turn: FindTurn) -> Call:
         BadRequestError: A field has a wrong type or value; the message names it.
     """
     _refuse_unsupported(body)
+    tools = read_tools(body.get("tools"))
     include = body.get("include") or []
     fields = {name: body.get(name) for name in ("temperature", "top_p", "top_logprobs")}
-    fields |= {"max_tokens": body.get("max_output_tokens"), "logprobs": _LOGPROBS in include}
+    fields |= {"max_tokens": body.get("max_output_tokens"), "logprobs": wants_logprobs(include)}
     return Call(
         model_name=read_model(body),
-        sources=[
-            Conversation(
-                _read_messages(body, find_turn), read_tools(body.get("tools")), body.get("tool_choice") != "none"
-            )
-        ],
+        sources=[Conversation(_read_messages(body, find_turn), tools, _read_form(body, tools))],
         plan=plan_sampling(fields, _NAMES),
         stream=read_stream(body),
-        echo={name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()},
+        echo={
+            "created_at": int(time.time()),
+            **{name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()},
+        },
+        keep=read_flag(body, "store") is not False,
+    )
+
+
+def wants_logprobs(include: Any) -> bool:
+    """Whether ``include`` asks for the log-probabilities of what was said."""
+    return _LOGPROBS in include
+
+
+def _read_form(body: dict[str, Any], tools: list[dict[str, Any]] | None) -> Form:
+    text = body.get("text")
+    if not isinstance(text, dict | None):
+        raise BadRequestError("text: must be an object.", param="text")
+    return read_form(
+        body.get("tool_choice"),
+        tools,
+        words=read_format((text or {}).get("format"), "text.format", nested=False),
+        words_field="text.format",
+        parallel=read_flag(body, "parallel_tool_calls"),
+        strict=(tool["name"] for tool in body.get("tools") or () if tool.get("strict") is True),
+        schema_field="tools.{}.parameters",
     )
 
 
 def _refuse_unsupported(body: dict[str, Any]) -> None:
-    if body.get("tool_choice") not in (None, "auto", "none"):
-        raise BadRequestError(
-            "tool_choice: this engine cannot force a tool call; use 'auto' or 'none'.", param="tool_choice"
-        )
-    text = body.get("text")
-    if text is not None and not isinstance(text, dict):
-        raise BadRequestError("text: must be an object.", param="text")
-    form = (text or {}).get("format")
-    if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
-        raise BadRequestError(
-            "text.format: this engine cannot enforce a format; leave it out and ask for it in the prompt.",
-            param="text.format",
-        )
     for name in ("background", "conversation", "prompt"):
         if body.get(name):
             raise BadRequestError(f"{name}: is not supported.", param=name)
@@ -165,7 +175,6 @@ def _response(answer: Answer, status: str, output: list[dict[str, Any]]) -> dict
     return {
         "id": f"resp_{answer.turn_ids[0]}",
         "object": "response",
-        "created_at": int(time.time()),
         "status": status,
         "model": answer.call.model_name,
         "output": output,

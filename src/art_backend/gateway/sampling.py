@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from art_backend.errors import BadRequestError
-from art_backend.inference.contract import Sampling
+from art_backend.inference.contract import Sampling, Structure
 
 Number = Annotated[int | float, Field(allow_inf_nan=False)]
 
@@ -45,15 +45,20 @@ class Plan:
     untrainable: str | None
     """The setting that makes its turns untrainable, in words."""
 
-    def fit(self, room: int, stop_token_ids: tuple[int, ...]) -> "Plan":
-        """Cut to the ``room`` (tokens) that a prompt leaves, with the ids that end a completion of this model."""
+    def fit(self, room: int, stop_token_ids: tuple[int, ...], structure: Structure | None = None) -> "Plan":
+        """Cut to the ``room`` (tokens) that a prompt leaves, with what ends and shapes a completion of this model."""
         limit = min(self.sampling.max_tokens, room)
-        return replace(self, sampling=replace(self.sampling, max_tokens=limit, stop_token_ids=stop_token_ids))
+        sampling = replace(self.sampling, max_tokens=limit, stop_token_ids=stop_token_ids, structure=structure)
+        return replace(self, sampling=sampling)
 
     def sampling_of(self, choice: int) -> Sampling:
         """How one of the ``n`` choices is sampled: a seed makes the request repeatable, not its choices the same."""
         seed = self.sampling.seed
         return self.sampling if seed is None else replace(self.sampling, seed=(seed + choice) % 2**63)
+
+    def with_logprobs(self, logprobs: bool) -> "Plan":
+        """The same, with or without log-probabilities in the answer."""
+        return replace(self, logprobs=logprobs)
 
     def settings(self) -> dict[str, Any]:
         """What was asked for, as it is kept with each turn: the temperature, and all that is not neutral."""
@@ -64,6 +69,9 @@ class Plan:
             settings["seed"] = sampling.seed
         if self.stop:
             settings["stop"] = list(self.stop)
+        if sampling.structure is not None:
+            settings["structured_outputs"] = sampling.structure.to_wire()
+            settings["stop_token_ids"] = list(sampling.stop_token_ids)
         return settings
 
 

@@ -2,14 +2,16 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from art_backend.errors import BadRequestError
+from art_backend.gateway.form import Form
 from art_backend.gateway.message_stream import KnownMessageStream, TextMessageStream
 from art_backend.gateway.parse import ParsedMessage
 from art_backend.gateway.render import ChatRenderer, Message
 from art_backend.gateway.tree import Digest, PlainText, Prompt, Tree
+from art_backend.inference.contract import Structure
 
 MessageStream = TextMessageStream | KnownMessageStream
 
@@ -26,6 +28,15 @@ class Source(Protocol):
         ...
 
     def place(self, tree: Tree, renderer: ChatRenderer) -> Prompt: ...
+
+    def structure(self, renderer: ChatRenderer, prompt: Sequence[int]) -> Structure | None:
+        """What form a completion must have; ``None`` if it is free. Raises BadRequestError where that cannot be enforced."""
+        ...
+
+    @property
+    def structure_field(self) -> str:
+        """The field to blame for a structure that the engine refuses."""
+        ...
 
     def parse(self, renderer: ChatRenderer, completion: Sequence[int], prompt: Sequence[int]) -> ParsedMessage: ...
 
@@ -48,8 +59,8 @@ class Conversation:
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
-    parse_calls: bool = True
-    """Whether tool calls are given as such; otherwise as text."""
+    form: Form = field(default_factory=Form)
+    """What the completion must look like. Where no calls are wanted, what looks like one is text."""
 
     def size(self) -> int:
         return sum(len(message["content"]) for message in self.messages)
@@ -61,10 +72,17 @@ class Conversation:
         return tree.place(self.messages, self.tools, renderer)
 
     def parse(self, renderer: ChatRenderer, completion: Sequence[int], prompt: Sequence[int]) -> ParsedMessage:
-        return renderer.parse(completion, prompt, self.tools if self.parse_calls else None)
+        return renderer.parse(completion, prompt, self.tools if self.form.parse_calls else None)
 
     def stream(self, renderer: ChatRenderer, prompt: Sequence[int], stops: Sequence[str]) -> MessageStream:
-        return renderer.stream(prompt, self.tools if self.parse_calls else None, stops)
+        return renderer.stream(prompt, self.tools if self.form.parse_calls else None, stops)
+
+    def structure(self, renderer: ChatRenderer, prompt: Sequence[int]) -> Structure | None:
+        return self.form.structure(renderer, prompt, self.tools)
+
+    @property
+    def structure_field(self) -> str:
+        return self.form.words_field or "tools"
 
     def remember(
         self, renderer: ChatRenderer, parsed: ParsedMessage, ids: Sequence[int]
@@ -80,6 +98,9 @@ class Text:
     """A prompt that is text, or a list of ids."""
 
     prompt: str | list[int]
+    words: Structure | None = None
+    """What form the completion must have."""
+    structure_field: str = "structured_outputs"
 
     def size(self) -> int:
         return len(self.prompt) if isinstance(self.prompt, str) else 0
@@ -104,6 +125,9 @@ class Text:
 
     def stream(self, renderer: ChatRenderer, prompt: Sequence[int], stops: Sequence[str]) -> MessageStream:
         return renderer.stream_text(stops)
+
+    def structure(self, renderer: ChatRenderer, prompt: Sequence[int]) -> Structure | None:
+        return self.words
 
     def remember(
         self, renderer: ChatRenderer, parsed: ParsedMessage, ids: Sequence[int]

@@ -14,14 +14,15 @@ from art.wire import RolloutKind
 from art_backend.errors import BadRequestError, BusyError, EngineFailedError, ServiceError
 from art_backend.gateway.ambient import AmbientRollouts
 from art_backend.gateway.answers import Answer, Call, Completed, Part, TopLogprobs
+from art_backend.gateway.limits import ProjectLimits
 from art_backend.gateway.parse import ParsedMessage
 from art_backend.gateway.ports import Identity, Lease, ModelDirectory, ServedModel
 from art_backend.gateway.retries import RetryWindow
-from art_backend.gateway.sampling import Plan
-from art_backend.gateway.sources import MessageStream, Source
+from art_backend.gateway.sampling import Plan, plan_sampling
+from art_backend.gateway.sources import Conversation, MessageStream, Source
 from art_backend.gateway.tree import Prompt, Sampled, Tree, Turn
 from art_backend.inference.client import EngineError
-from art_backend.inference.contract import Generation
+from art_backend.inference.contract import Generation, Structure
 from art_backend.store.captures import CaptureStore
 
 LONG_TEXT = 50_000
@@ -37,6 +38,7 @@ class _Placed:
     tree: Tree
     prompt: Prompt
     ids: list[int]
+    structure: Structure | None
 
 
 @dataclass(slots=True)
@@ -59,9 +61,10 @@ class _Collected:
 class TurnTaker:
     """Takes turns: the part of the gateway that all protocols share."""
 
-    def __init__(self, directory: ModelDirectory, captures: CaptureStore) -> None:
+    def __init__(self, directory: ModelDirectory, captures: CaptureStore, limits: ProjectLimits) -> None:
         self.directory = directory
         self.captures = captures
+        self._limits = limits
         self._ambient = AmbientRollouts(captures)
         self._window: RetryWindow[Answer] = RetryWindow()
 
@@ -103,35 +106,65 @@ class TurnTaker:
             return None
         return self.captures.tree(rollout).turns[turn]
 
+    def recall(self, identity: Identity, turn_id: str) -> Answer | None:
+        """An answer that was kept; ``None`` if this caller has no such turn, or its answer was not kept.
+
+        Raises:
+            NotFoundError: Its model is no longer served.
+        """
+        turn, kept = self.find_turn(identity, turn_id), self.captures.find_request(turn_id)
+        if turn is None or kept is None:
+            return None
+        model, _ = self.directory.resolve(identity, kept["model"])
+        call = Call(kept["model"], [Conversation([])], plan_sampling({}), stream=False, echo=kept["echo"])
+        rollout = self.captures.find_rollout(turn_id)
+        assert rollout is not None
+        answer = Answer(call, model, turn_ids=[turn_id])
+        answer.prompt_tokens = turn.prompt.length
+        answer.completed = [Completed.of_turn(turn, rollout)]
+        answer.work.set_result(None)
+        return answer
+
     async def _answer(self, identity: Identity, step: int | None, answer: Answer) -> None:
+        """Answer a call in its project's turn. An error that invites a retry is noted, so that the retry samples afresh."""
+        try:
+            async with self._limits.enter(answer.model.project):
+                await self._sample_and_commit(identity, step, answer)
+        except BaseException as error:
+            self._window.remove(answer.call.digest, answer)
+            if isinstance(error, ServiceError) and error.status >= 429:
+                self._window.refuse(answer.call.digest)
+            if isinstance(error, EngineError):
+                raise _explain(error, answer.call.sources[0].structure_field) from error
+            raise
+
+    async def _sample_and_commit(self, identity: Identity, step: int | None, answer: Answer) -> None:
         """Place, sample, commit. Nothing is stored unless all of it was sampled."""
         call, model = answer.call, answer.model
-        try:
-            placed = [await self._place(identity, model, step, source) for source in call.sources]
-            rooms = [model.max_sequence_length - len(one.ids) if one else 0 for one in placed]
-            answer.prompt_tokens = sum(model.max_sequence_length - max(room, 0) for room in rooms)
-            if any(room > 0 for room in rooms):
-                async with model.lease(step) as lease:
-                    collected = await _run_all(
-                        [
-                            _sample(lease, one, call.plan.fit(room, model.renderer.stop_token_ids), answer, choice)
-                            for choice, (one, room) in self._spread(answer, placed, rooms)
-                            if one is not None and room > 0
-                        ]
-                    )
-                version = lease.policy_version
-            else:
-                collected, version = [], 0
-            answer.completed = self._finish(identity, answer, placed, rooms, version, collected)
-            for source in call.sources:
-                source.forget()
-        except BaseException as error:
-            self._window.remove(call.digest, answer)
-            if isinstance(error, ServiceError) and error.status >= 429:
-                self._window.refuse(call.digest)
-            if isinstance(error, EngineError):
-                raise _explain(error) from error
-            raise
+        placed = [await self._place(identity, model, step, source) for source in call.sources]
+        rooms = [model.max_sequence_length - len(one.ids) if one else 0 for one in placed]
+        answer.prompt_tokens = sum(model.max_sequence_length - max(room, 0) for room in rooms)
+        if any(room > 0 for room in rooms):
+            async with model.lease(step) as lease:
+                collected = await _run_all(
+                    [
+                        _sample(
+                            lease,
+                            one,
+                            call.plan.fit(room, model.renderer.stop_token_ids, one.structure),
+                            answer,
+                            choice,
+                        )
+                        for choice, (one, room) in self._spread(answer, placed, rooms)
+                        if one is not None and room > 0
+                    ]
+                )
+            version = lease.policy_version
+        else:
+            collected, version = [], 0
+        answer.completed = self._finish(identity, answer, placed, rooms, version, collected)
+        for source in call.sources:
+            source.forget()
 
     @staticmethod
     def _spread(
@@ -157,7 +190,8 @@ class TurnTaker:
             prompt = await asyncio.to_thread(source.place, tree, model.renderer)
         else:
             prompt = source.place(tree, model.renderer)
-        return _Placed(source, rollout, tree, prompt, prompt.path_ids().tolist())
+        ids = prompt.path_ids().tolist()
+        return _Placed(source, rollout, tree, prompt, ids, source.structure(model.renderer, ids))
 
     def _finish(
         self,
@@ -177,9 +211,9 @@ class TurnTaker:
                     self.captures.mark_truncated(identity.rollout)
                 completed += [_overflow(identity) for _ in range(n)]
             else:
-                plan = answer.call.plan.fit(room, ())
+                plan = answer.call.plan.fit(room, answer.model.renderer.stop_token_ids, one.structure)
                 turn_ids = answer.turn_ids[index * n : (index + 1) * n]
-                completed += self._commit(one, plan, version, remaining[:n], turn_ids, answer.model)
+                completed += self._commit(one, plan, version, remaining[:n], turn_ids, answer)
                 remaining = remaining[n:]
         return completed
 
@@ -190,7 +224,7 @@ class TurnTaker:
         version: int,
         collected: "Sequence[_Collected]",
         turn_ids: Sequence[str],
-        model: ServedModel,
+        answer: Answer,
     ) -> list[Completed]:
         completed = [
             Completed(
@@ -205,9 +239,10 @@ class TurnTaker:
             )
             for one in collected
         ]
-        rollout = placed.rollout
+        rollout, model, call = placed.rollout, answer.model, answer.call
         if rollout is None:
             return completed
+        kept = {"model": call.model_name, "echo": call.echo} if call.keep else None
         sampled: list[Sampled] = []
         for one, turn_id in zip(completed, turn_ids, strict=True):
             message, digest = placed.source.remember(model.renderer, one.message, one.ids)
@@ -225,7 +260,7 @@ class TurnTaker:
                 )
             )
         turns = placed.tree.commit(
-            placed.prompt, placed.ids, sampled, lambda turns: self.captures.store_turns(rollout, turns)
+            placed.prompt, placed.ids, sampled, lambda turns: self.captures.store_turns(rollout, turns, kept)
         )
         for one, turn in zip(completed, turns, strict=True):
             one.turn = turn
@@ -307,7 +342,9 @@ def _aborted() -> BusyError:
     return BusyError("The engine ended this completion before its time. Try again.", retry_after_s=1)
 
 
-def _explain(error: EngineError) -> ServiceError:
+def _explain(error: EngineError, structure_field: str) -> ServiceError:
+    if error.status == 400 and "structured_outputs" in error.message:
+        return BadRequestError(f"{structure_field}: cannot be enforced: {error.message}", param=structure_field)
     if error.status == 400:
         return BadRequestError(f"The engine refuses this request: {error.message}")
     return EngineFailedError(f"The engine failed to answer ({error.status}): {error.message}")

@@ -193,6 +193,8 @@ def _generate_body(
     }
     if sampling.seed is not None:
         params["seed"] = sampling.seed
+    if sampling.structure is not None:
+        params["structured_outputs"] = sampling.structure.to_wire()
     body: dict[str, Any] = {"model": model, "token_ids": token_ids, "sampling_params": params, "stream": stream}
     if request_id is not None:
         body["request_id"] = request_id

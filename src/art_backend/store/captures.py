@@ -50,6 +50,9 @@ CREATE TABLE IF NOT EXISTS turns (
     policy_version INTEGER NOT NULL, sampling TEXT NOT NULL, untrainable TEXT, finish_reason TEXT NOT NULL
 );
 CREATE INDEX IF NOT EXISTS turns_by_rollout ON turns (rollout);
+CREATE TABLE IF NOT EXISTS requests (
+    turn TEXT PRIMARY KEY REFERENCES turns (id) ON DELETE CASCADE, content TEXT NOT NULL
+);
 """
 
 
@@ -106,6 +109,14 @@ class CaptureStore:
             self._owners[digest] = _info(row)
         return self._owners[digest]
 
+    def latest_ambient(self, project: str, model: str, limit: int) -> list[str]:
+        """Ids of the ambient rollouts of a model that were begun last, the latest first."""
+        rows = self._db.execute(
+            "SELECT id FROM rollouts WHERE kind = ? AND project = ? AND model = ? ORDER BY created_at DESC LIMIT ?",
+            (RolloutKind.AMBIENT, project, model, limit),
+        )
+        return [row["id"] for row in rows]
+
     def mark_truncated(self, rollout: str) -> None:
         """Note that a prompt of this rollout no longer fits the context."""
         with transaction(self._db):
@@ -147,8 +158,11 @@ class CaptureStore:
         self._remember(rollout, tree)
         return tree
 
-    def store_turns(self, rollout: str, turns: Sequence[Turn]) -> None:
+    def store_turns(self, rollout: str, turns: Sequence[Turn], request: dict[str, Any] | None = None) -> None:
         """Make turns, and the prompt that they share, durable: all of them or none.
+
+        Args:
+            request: What is kept beside them so that the answer can be told again.
 
         Raises:
             NotFoundError: The rollout was deleted meanwhile.
@@ -178,6 +192,9 @@ class CaptureStore:
                     "INSERT INTO turns VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     [(turn.id, rollout, prompt.id, *_turn_columns(turn)) for turn in turns],
                 )
+                if request is not None:
+                    content = json.dumps(request)
+                    self._db.executemany("INSERT INTO requests VALUES (?, ?)", [(turn.id, content) for turn in turns])
         except sqlite3.IntegrityError as error:
             raise _unknown(rollout) from error
 
@@ -206,6 +223,16 @@ class CaptureStore:
                 )
             )  # fmt: skip
         return RolloutTree(**info.model_dump(), nodes=nodes)
+
+    def find_request(self, turn: str) -> dict[str, Any] | None:
+        """What was kept beside a turn."""
+        row = self._db.execute("SELECT content FROM requests WHERE turn = ?", (turn,)).fetchone()
+        return None if row is None else json.loads(row["content"])
+
+    def forget_request(self, turn: str) -> None:
+        """Forget what was kept beside a turn; the turn stays."""
+        with transaction(self._db):
+            self._db.execute("DELETE FROM requests WHERE turn = ?", (turn,))
 
     def find_rollout(self, turn: str) -> str | None:
         """The rollout that a turn was captured in."""

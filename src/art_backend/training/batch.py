@@ -11,6 +11,7 @@ from art_backend.errors import BadRequestError
 from art_backend.training.advantages import EQUAL_WITHIN, AdvantageFunction
 from art_backend.training.algorithms import PRESETS, Reduction
 from art_backend.training.packing import TrainingRow
+from art_backend.training.structures import StructureReplay
 from art_backend.training.types import ScoredTrajectory, StepInput
 
 
@@ -37,7 +38,12 @@ class StepBatch:
 
 
 def build_batch(
-    step: StepInput, *, vocabulary: int, max_length: int, advantage: AdvantageFunction | None = None
+    step: StepInput,
+    *,
+    vocabulary: int,
+    max_length: int,
+    advantage: AdvantageFunction | None = None,
+    structures: StructureReplay | None = None,
 ) -> StepBatch:
     """Check the input of a step and give every trajectory its advantage.
 
@@ -46,6 +52,7 @@ def build_batch(
 
     Args:
         advantage: Stands in for the algorithm's.
+        structures: Tells what structured output allowed. Without it, rows of structured output are refused.
 
     Raises:
         BadRequestError: A value is wrong; ``param`` is its path.
@@ -73,7 +80,9 @@ def build_batch(
     for g, group in enumerate(step.groups):
         for t, trajectory in enumerate(group):
             rows = overlong.apply(trajectory.rows, f"groups.{g}.trajectories.{t}")
-            member = Member([training_row(row, float(advantages[g][t])) for row in rows if any(row.sampled)])
+            member = Member(
+                [training_row(row, float(advantages[g][t]), structures) for row in rows if any(row.sampled)]
+            )
             if trainable[g] and member.trained_tokens:
                 members.append(member)
                 ages.add(g, rows)
@@ -91,9 +100,13 @@ def build_batch(
         **ages.metrics(),
     }
     reason = None if members else _why_nothing(trainable, overlong, options)
-    return StepBatch(
-        members=members, metrics=metrics, reason=reason, warnings=overlong.warnings() + _warn_of_unknown(members)
-    )
+    warnings = overlong.warnings() + _warn_of_unknown(members)
+    if structures is not None and structures.lost:
+        warnings.append(
+            f"{structures.lost} tokens were left out: they were sampled under a structure (response_format, tool_choice or strict"
+            " tools) that allows something else here than in the engine."
+        )
+    return StepBatch(members=members, metrics=metrics, reason=reason, warnings=warnings)
 
 
 def weigh(members: Sequence[Member], reduction: Reduction, max_length: int) -> list[TrainingRow]:
@@ -182,6 +195,7 @@ class OverlongRule:
                         logprobs=row.logprobs and row.logprobs[: self._max_length],
                         policy_versions=row.policy_versions[: self._max_length],
                         temperature=row.temperature,
+                        structures=[span for span in row.structures if span.start < self._max_length],
                     )
                     for row in rows
                 ]
@@ -250,6 +264,9 @@ def check_row(row: TokenRow, where: str, vocabulary: int) -> None:
     if outside.size:
         at = int(outside[0])
         raise refuse(f"token_ids.{at}", f"is {ids[at]}; the model's vocabulary has ids 0 to {vocabulary - 1}.")
+    for s, span in enumerate(row.structures):
+        if not 0 < span.start < span.stop <= length or len(span.structured_outputs) != 1:
+            raise refuse(f"structures.{s}", "needs 0 < start < stop ≤ the row's length, and one structure.")
     if row.sampled[0]:
         raise refuse("sampled.0", "is true, but the first token of a row has no context to be sampled from.")
     sampled = np.asarray(row.sampled, np.bool_)
@@ -265,11 +282,18 @@ def check_row(row: TokenRow, where: str, vocabulary: int) -> None:
         )
 
 
-def training_row(row: TokenRow, advantage: float) -> TrainingRow:
+def training_row(row: TokenRow, advantage: float, structures: StructureReplay | None = None) -> TrainingRow:
     """The row as it is packed. It has no weight yet; log-probabilities that nobody knows are NaN."""
+    trained = np.asarray(row.sampled, np.bool_)
+    if row.structures and structures is None:
+        raise BadRequestError(
+            "This trainer cannot train on structured output. Leave out response_format, tool_choice and strict tools.",
+            param="structures",
+        )
     return TrainingRow(
         token_ids=np.asarray(row.token_ids, np.int64),
-        trained=np.asarray(row.sampled, np.bool_),
+        masks=structures.replay(row, trained) if structures else None,
+        trained=trained,
         logprobs=np.asarray([np.nan] * len(row.token_ids) if row.logprobs is None else row.logprobs, np.float64),
         temperature=row.temperature,
         advantage=advantage,

@@ -1,5 +1,6 @@
 """Log-probabilities of single tokens, without ever holding the logits of more than a few positions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,16 +26,46 @@ class TargetLogprobs:
     """[S] float32, in nats. Carries the gradient where it was asked for."""
 
 
+@dataclass(slots=True)
+class SlotMasks:
+    """Which tokens the distributions of slots are restricted to."""
+
+    bits: Tensor
+    """[M, ceil(V / 8)] uint8; M distinct masks, the lowest bit first."""
+    index: Tensor
+    """[S] int64; the mask of each slot, −1 for none."""
+
+    @classmethod
+    def of(cls, masks: Sequence[bytes], index: Tensor) -> "SlotMasks | None":
+        """``None`` where there are none."""
+        if not masks:
+            return None
+        bits = torch.stack([torch.frombuffer(bytearray(mask), dtype=torch.uint8) for mask in masks])
+        return cls(bits.to(index.device), index)
+
+    def apply(self, logits: Tensor, start: int, stop: int) -> None:
+        """Remove what slots start … stop−1 do not allow from their logits [stop − start, V], in place."""
+        masked = (self.index[start:stop] >= 0).nonzero()[:, 0]
+        if not masked.numel():
+            return
+        packed = self.bits[self.index[start:stop][masked]]
+        shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
+        allowed = (packed[:, :, None] >> shifts & 1).flatten(1)[:, : logits.shape[1]].bool()
+        # finite, so that 0 · log 0 is 0
+        logits[masked] = logits[masked].masked_fill_(~allowed, -1e30)
+
+
 def target_logprobs(
     hidden: Tensor,
     head: Tensor,
     temperatures: Tensor,
     slots: Tensor,
     tokens: Tensor,
+    masks: SlotMasks | None = None,
     *,
     entropy_gradient: bool = False,
 ) -> TargetLogprobs:
-    """Log-probabilities of target tokens under ``softmax(hidden @ headᵀ / temperature)``.
+    """Log-probabilities of target tokens under ``softmax(hidden @ headᵀ / temperature)``, over what the masks allow.
 
     Args:
         hidden: [S, H]; the final hidden state of each slot, in the compute type.
@@ -44,7 +75,7 @@ def target_logprobs(
         tokens: [N] int64; the target ids.
         entropy_gradient: Whether the entropy is differentiated; costs one more product with the head.
     """
-    logprobs, entropy = _ChunkedLogprobs.apply(hidden, head, temperatures, slots, tokens, entropy_gradient)
+    logprobs, entropy = _ChunkedLogprobs.apply(hidden, head, temperatures, slots, tokens, masks, entropy_gradient)
     return TargetLogprobs(logprobs, entropy)
 
 
@@ -72,6 +103,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         temperatures: Tensor,
         slots: Tensor,
         tokens: Tensor,
+        masks: SlotMasks | None,
         entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(slots.shape[0], dtype=torch.float32, device=hidden.device)
@@ -81,6 +113,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         kept: list[Tensor] = []
         for start, stop in _chunks(hidden.shape[0], head.shape[0]):
             scaled = _scaled_logits(hidden[start:stop], head, temperatures[start:stop])
+            if masks is not None:
+                masks.apply(scaled, start, stop)
             probabilities = torch.softmax(scaled, dim=-1)
             largest, where = scaled.max(dim=-1, keepdim=True)
             normaliser = (largest - probabilities.gather(1, where).log())[:, 0]
@@ -91,7 +125,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if keep:
                 kept.append(probabilities.to(head.dtype))
         ctx.save_for_backward(hidden, head, temperatures, slots, tokens, logprobs, entropy, *kept)
-        ctx.entropy_gradient = entropy_gradient
+        ctx.masks, ctx.entropy_gradient = masks, entropy_gradient
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
@@ -107,6 +141,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 probabilities = kept[i]
             else:
                 scaled = _scaled_logits(hidden[start:stop], head, temperature)
+                if ctx.masks is not None:
+                    ctx.masks.apply(scaled, start, stop)
                 if ctx.entropy_gradient:
                     of_entropy = _entropy_gradient(scaled, entropy[start:stop], grads[1][start:stop] / temperature)
                 probabilities = torch.softmax(scaled, dim=-1, out=scaled).to(head.dtype)
@@ -125,7 +161,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if of_entropy is not None:
                 grad_logits = grad_logits + of_entropy.to(head.dtype)
             grad_hidden[start:stop] = grad_logits @ head
-        return grad_hidden, None, None, None, None, None
+        return grad_hidden, None, None, None, None, None, None
 
 
 def _entropy_gradient(scaled: Tensor, entropy: Tensor, incoming: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Objects = NDArray[np.object_]
 
 PACK_OVERHEAD_TOKENS = 64
 """What starting one more pack costs, in tokens: packs are not cut to save less than this."""
@@ -41,6 +42,8 @@ class TrainingRow:
     advantage: float
     weight: float
     """What each trained token counts in the step's loss: 1 / denominator."""
+    masks: Objects | None = None
+    """Packed bits of what could have been sampled, at tokens sampled under a structure; elsewhere ``None``."""
 
 
 @dataclass(slots=True)
@@ -66,6 +69,8 @@ class Targets:
     weights: Floats
     rows: Ints
     """Index of the row in the list that was packed."""
+    masks: Objects
+    """Packed bits of the tokens among which it was sampled; ``None``: all."""
 
 
 @dataclass(slots=True)
@@ -109,13 +114,13 @@ def pack_rows(rows: Sequence[TrainingRow], budget: int, *, share: bool = True) -
 
 def plain_pack(token_ids: Ints) -> Pack:
     """One sequence without targets."""
-    nothing, none = np.empty(0, np.int64), np.empty(0, np.float64)
+    nothing, none, objects = np.empty(0, np.int64), np.empty(0, np.float64), np.empty(0, np.object_)
     return Pack(
         token_ids=token_ids,
         depths=np.arange(token_ids.size, dtype=np.int64),
         ends=np.full(token_ids.size, token_ids.size, np.int64),
         branches=[Branch(0, token_ids.size, nothing)],
-        targets=Targets(nothing, nothing, none, none, none, none, nothing),
+        targets=Targets(nothing, nothing, none, none, none, none, nothing, objects),
         row_tokens=token_ids.size,
     )
 
@@ -180,7 +185,7 @@ def _merge(rows: Sequence[tuple[int, TrainingRow, Ints]], shared: Sequence[int])
     pieces: list[Ints] = []
     depths: list[Ints] = []
     branches: list[Branch] = []
-    targets: list[tuple[Ints | Floats, ...]] = []
+    targets: list[tuple[Ints | Floats | Objects, ...]] = []
     ends = np.zeros(sum(context.size for _, _, context in rows), np.int64)
     for nth, (index, row, context) in enumerate(rows):
         stem = path[: shared[nth] if nth else 0]
@@ -205,7 +210,7 @@ def _merge(rows: Sequence[tuple[int, TrainingRow, Ints]], shared: Sequence[int])
     )
 
 
-def _targets(row: TrainingRow, path: Ints, index: int) -> tuple[Ints | Floats, ...]:
+def _targets(row: TrainingRow, path: Ints, index: int) -> tuple[Ints | Floats | Objects, ...]:
     at = np.flatnonzero(row.trained)
     return (
         path[at - 1],
@@ -215,4 +220,5 @@ def _targets(row: TrainingRow, path: Ints, index: int) -> tuple[Ints | Floats, .
         np.full(at.size, row.advantage),
         np.full(at.size, row.weight),
         np.full(at.size, index, np.int64),
+        np.full(at.size, None, np.object_) if row.masks is None else row.masks[at],
     )

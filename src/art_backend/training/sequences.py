@@ -7,7 +7,7 @@ temperature than the row's are context: their ids stand there, masked.
 from array import array
 from collections.abc import Collection, Iterable
 
-from art.wire import TokenRow
+from art.wire import StructuredSpan, TokenRow
 from art_backend.gateway.tree import Turn
 
 
@@ -67,5 +67,19 @@ def _build_row(leaf: Turn, trained: Collection[Turn]) -> TokenRow:
         logprobs[span] = turn.logprobs.tolist()
         versions[span] = [turn.policy_version] * len(turn.ids)
     return TokenRow(
-        token_ids=ids, sampled=sampled, logprobs=logprobs, policy_versions=versions, temperature=leaf.temperature
+        token_ids=ids,
+        sampled=sampled,
+        logprobs=logprobs,
+        policy_versions=versions,
+        temperature=leaf.temperature,
+        structures=[
+            StructuredSpan(
+                start=turn.prompt.length,
+                stop=turn.length,
+                structured_outputs=turn.sampling["structured_outputs"],
+                stop_token_ids=turn.sampling["stop_token_ids"],
+            )
+            for turn in trained
+            if "structured_outputs" in turn.sampling
+        ],
     )

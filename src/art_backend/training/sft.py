@@ -82,5 +82,6 @@ def _rows_of(conversation: list[TokenRow], where: str, overlong: OverlongRule, v
         raise BadRequestError(f"{where} has no token to learn.", param=where)
     for r, row in enumerate(conversation):
         check_row(row, f"{where}.rows.{r}", vocabulary)
-    kept = overlong.apply(conversation, where)
+    # what is imitated is to be said freely, whatever structure it was sampled under
+    kept = [row.model_copy(update={"structures": []}) for row in overlong.apply(conversation, where)]
     return [training_row(row, advantage=1.0) for row in kept if any(row.sampled)]

@@ -6,14 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from art_backend.training.logits import TargetLogprobs, target_logprobs
+from art_backend.training.logits import SlotMasks, TargetLogprobs, target_logprobs
 from art_backend.training.packing import Pack
 
 
 @dataclass(slots=True)
 class PackTargets:
-    """Targets [N], ascending by slot. The S slots are the distinct (packed position, temperature) pairs among them: tokens
-    that rows sampled from the same distribution share its logits."""
+    """Targets [N], ascending by slot. The S slots are the distinct (packed position, temperature, mask) triples among them:
+    tokens that rows sampled from the same distribution share its logits."""
 
     positions: Tensor
     """[S] int64; packed position whose output is the slot's distribution."""
@@ -31,6 +31,8 @@ class PackTargets:
     """[N] float32"""
     rows: Tensor
     """[N] int64; index of the row that trains the token."""
+    masks: SlotMasks | None
+    """Where slots allow some tokens only."""
 
     def logprobs(self, hidden: Tensor, head: Tensor, *, entropy_gradient: bool = False) -> TargetLogprobs:
         """Log-probability of every target, for final hidden states [T, H] of the pack."""
@@ -40,6 +42,7 @@ class PackTargets:
             self.temperatures,
             self.slots,
             self.token_ids,
+            self.masks,
             entropy_gradient=entropy_gradient,
         )
 
@@ -47,8 +50,10 @@ class PackTargets:
 def read_targets(pack: Pack, device: torch.device) -> PackTargets:
     """Move the targets of a pack to ``device``."""
     targets = pack.targets
-    pairs = np.stack([targets.parents.astype(np.float64), targets.temperatures])
-    distinct, slots = np.unique(pairs, axis=1, return_inverse=True)
+    known: dict[bytes | None, int] = {None: 0}
+    masks = np.array([known.setdefault(mask, len(known)) for mask in targets.masks], np.float64)
+    triples = np.stack([targets.parents.astype(np.float64), targets.temperatures, masks])
+    distinct, slots = np.unique(triples, axis=1, return_inverse=True)
     order = np.argsort(slots, kind="stable")
 
     def ints(values: np.ndarray) -> Tensor:
@@ -67,4 +72,5 @@ def read_targets(pack: Pack, device: torch.device) -> PackTargets:
         advantages=floats(targets.advantages[order]),
         weights=floats(targets.weights[order]),
         rows=ints(targets.rows[order]),
+        masks=SlotMasks.of([mask for mask in known if mask is not None], ints(distinct[2]) - 1),
     )

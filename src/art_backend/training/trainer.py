@@ -42,6 +42,7 @@ from art_backend.training.state import (
     write_state,
     write_tensors,
 )
+from art_backend.training.structures import StructureReplay
 from art_backend.training.targets import read_targets
 from art_backend.training.types import AnyInput, Canary, ModelSetup, SftInput, StepInput, StepOutput
 from art_backend.training.update import add_gradient, prepare
@@ -141,7 +142,13 @@ class Trainer:
         policy.set_checkpointing(options.gradient_checkpointing)
         own = None if options.advantage is None else load_advantage(options.advantage, self._setup.user_code)
         max_length = self._setup.max_sequence_length
-        batch = build_batch(step, vocabulary=policy.vocabulary, max_length=max_length, advantage=own)
+        batch = build_batch(
+            step,
+            vocabulary=policy.vocabulary,
+            max_length=max_length,
+            advantage=own,
+            structures=StructureReplay(self._setup.base_path, policy.vocabulary),
+        )
         reason, canaries = batch.reason, list[Canary]()
         rows = [row for member in batch.members for row in member.rows]
         probe = CanaryProbe.start(rows, policy) if rows else None

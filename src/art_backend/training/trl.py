@@ -62,6 +62,7 @@ class TrlTrainer(Trainer):
         _check(options)
         rows = weigh(batch.members, PRESETS[options.algorithm].reduction, self._setup.max_sequence_length)
         _check_temperatures(rows)
+        _check_structures(rows)
         total = sum(row.token_ids.size for row in rows) * options.epochs
         meter = StepMeter()
         if not rows:
@@ -250,4 +251,14 @@ def _check_temperatures(rows: list[TrainingRow]) -> None:
         raise BadRequestError(
             f"trainer='trl' trains rows of one temperature; these were sampled at {found}. Choose trainer='art'.",
             param="options.trainer",
+        )
+
+
+def _check_structures(rows: list[TrainingRow]) -> None:
+    """Raise BadRequestError for structured output: TRL computes its log-probabilities over the whole vocabulary."""
+    if any(row.masks is not None for row in rows):
+        raise BadRequestError(
+            'groups: trainer="trl" cannot train structured output (response_format, tool_choice, strict tools). Leave it out of '
+            "the rollouts, or train with the default trainer.",
+            param="groups",
         )

@@ -11,6 +11,7 @@ from tests.support.tiny import build_tiny_tokenizer
 
 from art_backend.errors import EngineFailedError, NotFoundError, UnauthorizedError
 from art_backend.gateway.app import build_gateway
+from art_backend.gateway.limits import ProjectLimits
 from art_backend.gateway.ports import Identity, Lease
 from art_backend.gateway.render import ChatRenderer
 from art_backend.gateway.rollouts import build_rollouts
@@ -54,6 +55,7 @@ class Gateway:
     model: ScriptedModel
     captures: CaptureStore
     renderer: ChatRenderer
+    limits: ProjectLimits
 
     def rollout(self, step=None):
         return self.captures.create_rollout("p", "m", step=step)
@@ -132,24 +134,30 @@ def identify_by(captures):
 
 
 @contextlib.asynccontextmanager
-async def start_gateway(directory, tokenizer=None, routers=(), **options):
-    """Start engine and gateway; ``routers`` are served beside them, ``options`` go to the gateway."""
+async def start_gateway(directory, tokenizer=None, routers=(), client=None, limits=None, **options):
+    """Start engine and gateway; ``routers`` are served beside them, ``options`` go to the gateway.
+
+    ``client`` is of another engine than the scripted one.
+    """
+    limits = limits or ProjectLimits(1000, 1000, 60.0)
     renderer = ChatRenderer(tokenizer or build_tiny_tokenizer())
     database = open_database(directory / "art.db")
     captures = CaptureStore(database)
     engine = ScriptedEngine(renderer.encode)
     model = ScriptedModel(renderer)
     app = FastAPI()
+    options["limits"] = limits
     app.include_router(build_gateway(Directory(model, captures), captures, identify_by(captures), **options))
     app.include_router(build_rollouts(captures, lambda: None, lambda project, name: model))
     for router in routers:
         app.include_router(router)
     app.mount("/engine", engine.app)
     async with serve(app) as url:
-        model.client = EngineClient(f"{url}/engine", engine.api_key)
-        yield Gateway(url, engine, model, captures, renderer)
+        model.client = client or EngineClient(f"{url}/engine", engine.api_key)
+        yield Gateway(url, engine, model, captures, renderer, limits)
         engine.release()
-        await model.client.close()
+        if client is None:
+            await model.client.close()
     database.close()
 
 

@@ -35,7 +35,7 @@ async def test_wrong_types_are_named(gateway):
         ({**good, "tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
         ({**good, "tools": [{"function": {"name": "f", "parameters": 3}}]}, "tools.0.function.parameters"),
         ({**good, "tool_choice": "required"}, "tool_choice"),
-        ({**good, "response_format": {"type": "json_object"}}, "response_format"),
+        ({**good, "response_format": {"type": "xml"}}, "response_format.type"),
         ({**good, "stream": "yes"}, "stream"),
         ({**good, "stream_options": 3}, "stream_options"),
         ({**good, "temperature": "hot"}, "temperature"),

@@ -4,7 +4,7 @@ import json
 
 import openai
 import pytest
-from tests.art_backend.gateway.conftest import MODEL_KEY, SERVICE_KEY
+from tests.art_backend.gateway.conftest import MODEL_KEY, SERVICE_KEY, check_rows, start_gateway
 
 TOOLS = [
     {"type": "function", "name": "weather", "description": "Tells it", "parameters": {"type": "object"}, "strict": True}
@@ -104,6 +104,79 @@ async def test_a_previous_response_is_continued(gateway, stream):
     gateway.check(rollout)
 
 
+@pytest.mark.parametrize("key", ["rollout", "model"])
+async def test_conversations_outlive_a_restart(tmp_path, key):
+    """Stored responses are told again, and ``previous_response_id`` goes on from the exact ids."""
+    async with start_gateway(tmp_path) as first:
+        info = first.rollout()
+        api_key = info.api_key if key == "rollout" else MODEL_KEY
+        first.engine.say(SAID)
+        options = {"instructions": "Be brief.", "tools": TOOLS, "metadata": {"a": "b"}}
+        before = await ask(first.client(api_key), input="Weather?", **options)
+    async with start_gateway(tmp_path) as second:
+        second.engine.say("Sunny.")
+        client = second.client(api_key)
+        told = await client.responses.retrieve(before.id)
+        assert told.model_dump() == before.model_dump()
+        after = await ask(client, input=results(before), previous_response_id=before.id, **options)
+        assert after.output_text == "Sunny."
+        rollout = after.model_extra["art"]["rollout"]
+        assert rollout == before.model_extra["art"]["rollout"]
+        rows = second.captures.rows(rollout).rows
+        assert len(rows) == 1, "the second turn extends the ids of the first"
+        check_rows(rows, second.turns(rollout))
+
+
+async def test_stored_responses(gateway):
+    client, rollout = gateway.new_client()
+    gateway.engine.say(SAID, "Sunny.")
+    first = await ask(
+        client, input="Weather?", tools=TOOLS, instructions="Be brief.", include=["reasoning.encrypted_content"]
+    )
+    second = await ask(client, input=results(first), tools=TOOLS, previous_response_id=first.id)
+    told = await client.responses.retrieve(second.id, include=["message.output_text.logprobs"])
+    (turn,) = (turn for turn in gateway.turns(rollout) if second.id.endswith(turn.id))
+    assert [entry.logprob for entry in told.output[0].content[0].logprobs] == turn.logprobs.tolist()
+    assert told.previous_response_id == first.id
+    events = [event async for event in await client.responses.retrieve(first.id, stream=True)]
+    assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+    assert events[-1].response.output == first.output
+
+    items = await client.responses.input_items.list(second.id, order="asc")
+    assert [(item.type, getattr(item, "role", None)) for item in items.data] == [
+        ("message", "user"), ("reasoning", None), ("message", "assistant"), ("function_call", None),
+        ("function_call", None), ("function_call_output", None), ("function_call_output", None),
+    ]  # fmt: skip
+    paged = [item async for item in client.responses.input_items.list(second.id, limit=2)]
+    assert [item.id for item in paged] == [item.id for item in reversed(items.data)]
+
+    count = await client.responses.input_tokens.count(
+        model="m", input="Weather?", instructions="Be brief.", tools=TOOLS
+    )
+    assert count.input_tokens == first.usage.input_tokens
+
+    with pytest.raises(openai.BadRequestError, match="background"):
+        await client.responses.cancel(first.id)
+    await client.responses.delete(first.id)
+    unstored = await ask(client, input="Hello", store=False)
+    stranger, _ = gateway.new_client()
+    for who, response in (
+        (client, first),
+        (client, unstored),
+        (stranger, second),
+        (gateway.client(SERVICE_KEY), second),
+    ):
+        with pytest.raises(openai.NotFoundError) as caught:
+            await who.responses.retrieve(response.id)
+        assert caught.value.param == "response_id"
+    for query in ({"limit": "0"}, {"limit": "many"}, {"limit": "999"}, {"after": "nothing"}):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.input_items.list(second.id, extra_query=query)
+        assert caught.value.param == next(iter(query))
+    assert len(gateway.turns(rollout)) == 3, "a response that was deleted leaves its turn"
+    gateway.check(rollout)
+
+
 async def test_responses_of_others_are_unknown(gateway):
     client, _ = gateway.new_client()
     other, _ = gateway.new_client()
@@ -171,7 +244,7 @@ async def test_bad_input_is_named(gateway):
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools.0"),
         ({"input": "x", "tools": [{"type": "function"}]}, "tools.0.name"),
         ({"input": "x", "tool_choice": "required"}, "tool_choice"),
-        ({"input": "x", "text": {"format": {"type": "json_object"}}}, "text.format"),
+        ({"input": "x", "text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"input": "x", "instructions": 3}, "instructions"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "x", "background": True}, "background"),

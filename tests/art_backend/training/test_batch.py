@@ -3,10 +3,14 @@
 import numpy as np
 import pytest
 
-from art.wire import Algorithm, Overlong, TrainOptions
+from art.wire import Algorithm, Overlong, StructuredSpan, TrainOptions
 from art_backend.errors import BadRequestError
 from art_backend.training.batch import build_batch, weigh
 from art_backend.training.types import ScoredTrajectory, StepInput
+
+
+def span(start, stop):
+    return StructuredSpan(start=start, stop=stop, structured_outputs={"regex": "x"}, stop_token_ids=[])
 
 
 def build(groups, max_length=64, **options):
@@ -27,6 +31,8 @@ def build(groups, max_length=64, **options):
         ({"sampled": [True, True, True]}, "sampled.0", "no context"),
         ({"logprobs": [0.0, 0.0, float("nan")]}, "logprobs.2", "needs a finite log-probability"),
         ({"temperature": 0.0}, "temperature", "temperature above 0"),
+        ({"structures": [span(2, 4)]}, "structures.0", "the row's length"),
+        ({"structures": [span(1, 2), span(0, 2)]}, "structures.1", "0 < start"),
     ],
 )
 def test_a_bad_row_is_named(make_row, change, param, words):

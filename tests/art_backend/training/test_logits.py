@@ -1,10 +1,11 @@
 """Chunked log-probabilities against the plain computation."""
 
+import numpy as np
 import pytest
 import torch
 
 from art_backend.training import logits
-from art_backend.training.logits import greedy_logprobs, target_logprobs
+from art_backend.training.logits import SlotMasks, greedy_logprobs, target_logprobs
 
 
 @pytest.fixture(params=[1, 3 * 4 * 11, 10**6], ids=["one", "three", "all"])
@@ -21,6 +22,39 @@ def problem():
     slots = torch.tensor([0, 0, 1, 2, 2, 2, 5, 6])  # several targets in one slot; slots without a target
     tokens = torch.tensor([3, 3, 0, 1, 2, 10, 4, 5])
     return hidden, head, temperatures, slots, tokens
+
+
+def masks_of(problem_tokens, slots):
+    """Slots 0, 2 and 5 allow their targets and some others, slot 6 its target alone; the rest allow everything."""
+    allowed = {0: [3, 5], 2: [0, 1, 2, 10], 5: [4, 9], 6: [5]}
+    table = torch.ones(7, 11, dtype=torch.bool)
+    for slot, ids in allowed.items():
+        table[slot] = False
+        table[slot, ids] = True
+    packed = [np.packbits(table[slot].numpy(), bitorder="little").tobytes() for slot in allowed]
+    index = torch.tensor([list(allowed).index(slot) if slot in allowed else -1 for slot in range(7)])
+    return SlotMasks.of(packed, index), table
+
+
+@pytest.mark.parametrize("kept", [0, 10**9], ids=["computed again", "kept"])
+def test_masked_distributions_equal_the_plain_computation(chunk, kept, monkeypatch):
+    monkeypatch.setattr(logits, "KEPT_BYTES", kept)
+    hidden, head, temperatures, slots, tokens = problem()
+    masks, table = masks_of(tokens, slots)
+    coefficients = torch.randn(8)
+    out = target_logprobs(hidden, head, temperatures, slots, tokens, masks)
+    (out.logprobs * coefficients).sum().backward()
+    ours, hidden.grad = hidden.grad, None
+    scaled = (hidden @ head.T / temperatures[:, None]).masked_fill(~table, -torch.inf)
+    log_p = torch.log_softmax(scaled, dim=-1)
+    (log_p[slots, tokens] * coefficients).sum().backward()
+    torch.testing.assert_close(out.logprobs, log_p[slots, tokens], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours, hidden.grad, rtol=1e-5, atol=1e-5)
+    entropy = -torch.where(table, log_p.exp() * log_p, 0.0).sum(-1)
+    torch.testing.assert_close(out.entropy, entropy, rtol=1e-4, atol=1e-4)
+    # a token without alternative has probability 1, and nothing to learn
+    assert out.logprobs[-1].item() == 0
+    assert not ours[6].any()
 
 
 @pytest.mark.parametrize("kept", [0, 10**9], ids=["computed again", "kept"])

@@ -95,6 +95,18 @@ def test_a_sample_and_its_longer_sibling_are_two_rows():
     assert [sum(row.sampled) for row in rows] == [3, 2]
 
 
+def test_structures_stand_at_the_tokens_that_a_row_trains():
+    free = turn(prompt([1]), [2])
+    shaped = turn(prompt([3], free), [4, 5])
+    shaped.sampling |= {"structured_outputs": {"regex": "x"}, "stop_token_ids": [5]}
+    last = turn(prompt([6], shaped), [7])
+    (row,), _ = build_rows([free, shaped, last])
+    (span,) = row.structures
+    assert (span.start, span.stop, span.structured_outputs, span.stop_token_ids) == (3, 5, {"regex": "x"}, [5])
+    rows, _ = build_rows([last])
+    assert rows[0].structures == []
+
+
 def test_empty_turns_train_nothing():
     first = turn(prompt([1]), [])
     assert build_rows([first]) == ([], [])

@@ -18,11 +18,12 @@ from typing import Literal, TypeVar
 
 import torch
 
+from art_backend.grammar import StructureError
 from art_backend.inference.contract import GenerationDelta
 from art_backend.inference.torch_engine.adapters import Adapter, AdapterError, read_adapter
 from art_backend.inference.torch_engine.blocks import BlockCache
 from art_backend.inference.torch_engine.runner import ModelRunner
-from art_backend.inference.torch_engine.sampler import NonFiniteLogitsError, sample
+from art_backend.inference.torch_engine.sampler import Sampled, sample
 from art_backend.inference.torch_engine.scheduler import Scheduler
 from art_backend.inference.torch_engine.sequence import Sequence
 
@@ -217,11 +218,11 @@ class Engine:
         sequences = [chunk.sequence for chunk in sampling]
         outputs: list[Output] = []
         for sequence, result in zip(sequences, sample(logits, sequences) if sequences else [], strict=True):
-            if isinstance(result, NonFiniteLogitsError):
+            error = result if isinstance(result, Exception) else _append(sequence, result)
+            if error is not None:
                 self._finish(sequence)
-                outputs.append((sequence, result))
+                outputs.append((sequence, error))
                 continue
-            sequence.append(result.token, result.logprob, result.top_logprobs)
             self.counters.generated_tokens += 1
             if sequence.finish_reason is not None:
                 self._finish(sequence)
@@ -348,3 +349,12 @@ class Engine:
         if "kv_cache" in tags & self.sleeping:
             self.runner.pool.restore()
         self.sleeping = self.sleeping - tags
+
+
+def _append(sequence: Sequence, result: Sampled) -> StructureError | None:
+    """Append a sampled token, or say why its structure cannot go on after it."""
+    try:
+        sequence.append(result.token, result.logprob, result.top_logprobs)
+    except StructureError as error:
+        return error
+    return None

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from art_backend.grammar import StructureError
 from art_backend.inference.torch_engine.sequence import Sequence
 
 _MAX_BUCKET = 256
@@ -32,13 +33,14 @@ class NonFiniteLogitsError(RuntimeError):
 
 
 @torch.inference_mode()
-def sample(logits_SV: Tensor, sequences: list[Sequence]) -> list[Sampled | NonFiniteLogitsError]:
+def sample(logits_SV: Tensor, sequences: list[Sequence]) -> list[Sampled | NonFiniteLogitsError | StructureError]:
     """Sample one token per row.
 
     Args:
         logits_SV: Raw logits, one row per sequence.
     """
     processed = logits_SV.float()
+    stuck = {row: error for row, s in enumerate(sequences) if (error := _mask(processed[row], s)) is not None}
     for row, sequence in enumerate(sequences):
         _penalise(processed[row], sequence)
     temperatures = [s.sampling.temperature or 1.0 for s in sequences]
@@ -57,14 +59,29 @@ def sample(logits_SV: Tensor, sequences: list[Sequence]) -> list[Sampled | NonFi
     if greedy:
         tokens[greedy] = processed[greedy].argmax(-1)
     logprobs = probabilities.gather(-1, tokens[:, None])[:, 0].log().tolist()
-    result: list[Sampled | NonFiniteLogitsError] = []
+    result: list[Sampled | NonFiniteLogitsError | StructureError] = []
     for row, (sequence, token, logprob) in enumerate(zip(sequences, tokens.tolist(), logprobs, strict=True)):
+        if row in stuck:
+            result.append(stuck[row])
+            continue
         if not math.isfinite(logprob):
             result.append(NonFiniteLogitsError("The model's logits are not finite: its weights or adapter are broken."))
             continue
         top = _likeliest(probabilities[row], sequence.sampling.top_logprobs)
         result.append(Sampled(token, logprob, top))
     return result
+
+
+def _mask(logits_V: Tensor, sequence: Sequence) -> StructureError | None:
+    """Remove tokens that would break the structure, in place. The error says that none is left; then nothing is removed."""
+    if sequence.guide is None:
+        return None
+    try:
+        allowed = sequence.guide.allowed()
+    except StructureError as error:
+        return error
+    logits_V.masked_fill_(torch.from_numpy(~allowed).to(logits_V.device), float("-inf"))
+    return None
 
 
 def _penalise(logits_V: Tensor, sequence: Sequence) -> None:

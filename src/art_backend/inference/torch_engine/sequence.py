@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from art_backend.grammar import Guide
 from art_backend.inference.contract import FinishReason, GenerationDelta, Sampling
 from art_backend.inference.torch_engine.adapters import Adapter
 from art_backend.inference.torch_engine.blocks import BLOCK_SIZE, Block
@@ -29,6 +30,8 @@ class Sequence:
     """Whether each token is delivered at once, or all together at the end."""
     deliver: Delivery
     """Called in the server's thread with new tokens, or with the error that ended the sequence."""
+    guide: Guide | None = None
+    """Of a completion that must have a structure: which tokens may come next."""
     prompt_length: int = field(init=False)
     randomness: random.Random = field(init=False)
     """Of this sequence alone, so that a seeded completion does not depend on what runs beside it."""
@@ -59,11 +62,13 @@ class Sequence:
 
     def append(self, token: int, logprob: float, top_logprobs: list[tuple[int, float]]) -> None:
         """Add one sampled token, and finish if it is the last."""
+        if self.guide is not None:
+            self.guide.accept(token)
         self.tokens.append(token)
         self.unsent.token_ids.append(token)
         self.unsent.logprobs.append(logprob)
         self.unsent.top_logprobs.append(top_logprobs)
-        if token in self.sampling.stop_token_ids:
+        if token in (self.guide.stop_token_ids if self.guide else self.sampling.stop_token_ids):
             self.finish_reason = "stop"
         elif self.num_sampled >= self.sampling.max_tokens or len(self.tokens) >= self.max_length:
             self.finish_reason = "length"

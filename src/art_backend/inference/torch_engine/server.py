@@ -14,7 +14,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
-from art_backend.inference.contract import GenerationDelta, Sampling
+from art_backend.grammar import GrammarVocabulary, Guide, StructureError
+from art_backend.inference.contract import GenerationDelta, Sampling, Structure
 from art_backend.inference.torch_engine.adapters import AdapterError
 from art_backend.inference.torch_engine.engine import Engine, NameTakenError, Output, UnknownModelError
 from art_backend.inference.torch_engine.metrics import render_metrics
@@ -26,6 +27,28 @@ TokenId = Annotated[int, Field(ge=0, strict=True)]
 
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+class StructuredOutputs(_Body):
+    """``structured_outputs`` of the contract, with vLLM's names. One of them is set."""
+
+    json_schema: str | dict[str, Any] | None = Field(default=None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = Field(default=None, min_length=1)
+    grammar: str | None = None
+
+    def to_structure(self) -> Structure:
+        given: dict[Any, Any] = self.model_dump(exclude_none=True, by_alias=True)
+        if given.pop("json_object", False):
+            given["json"] = {"type": "object"}
+        if len(given) != 1:
+            raise RequestError(
+                400, "structured_outputs: needs exactly one of json, json_object, regex, choice, grammar."
+            )
+        if isinstance(self.json_schema, str):
+            return Structure("json", self.json_schema)
+        return Structure.from_wire(given)
 
 
 class SamplingParams(_Body):
@@ -43,6 +66,7 @@ class SamplingParams(_Body):
     seed: int | None = None
     stop_token_ids: list[TokenId] = []
     logprobs: int | None = Field(default=None, ge=0)
+    structured_outputs: StructuredOutputs | None = None
 
     def to_sampling(self) -> Sampling:
         return Sampling(
@@ -57,6 +81,7 @@ class SamplingParams(_Body):
             stop_token_ids=tuple(self.stop_token_ids),
             seed=self.seed,
             top_logprobs=self.logprobs or 0,
+            structure=self.structured_outputs.to_structure() if self.structured_outputs else None,
         )
 
 
@@ -238,11 +263,14 @@ class GenerateEndpoint:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._vocabulary: GrammarVocabulary | None = None
+        self._compiling = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = _parse(GenerateRequest, await _read(receive))
         outputs: asyncio.Queue[GenerationDelta | Exception] = asyncio.Queue()
         sequence = self._sequence(body, outputs.put_nowait)
+        sequence.guide = await self._guide(sequence.sampling)
         self._engine.submit(sequence)
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
@@ -275,11 +303,27 @@ class GenerateEndpoint:
             deliver=deliver,
         )
 
+    async def _guide(self, sampling: Sampling) -> Guide | None:
+        """Compile the structure that was asked for, beside the event loop."""
+        structure = sampling.structure
+        if structure is None:
+            return None
+        runner = self._engine.runner
+        if any(token >= runner.vocab_size for token in sampling.stop_token_ids):
+            raise RequestError(400, f"stop_token_ids: the vocabulary has {runner.vocab_size} tokens.")
+        async with self._compiling:
+            try:
+                if self._vocabulary is None:
+                    self._vocabulary = await asyncio.to_thread(GrammarVocabulary.load, runner.path, runner.vocab_size)
+                return await asyncio.to_thread(self._vocabulary.start, structure, sampling.stop_token_ids)
+            except StructureError as error:
+                raise RequestError(400, f"structured_outputs: {error}.") from error
+
     @staticmethod
     async def _answer(request_id: str, outputs: "asyncio.Queue[GenerationDelta | Exception]", send: Send) -> None:
         output = await outputs.get()
         if isinstance(output, Exception):
-            raise RequestError(500, str(output))
+            raise RequestError(*_tell(output))
         await _send_response(send, 200, "application/json", json.dumps(_shape(request_id, output)).encode(), more=False)
 
     @staticmethod
@@ -288,13 +332,21 @@ class GenerateEndpoint:
         while True:
             output = await outputs.get()
             if isinstance(output, Exception):
-                event: dict[str, Any] = {"error": {"message": str(output), "code": 500}}
+                status, message = _tell(output)
+                event: dict[str, Any] = {"error": {"message": message, "code": status}}
             else:
                 event = _shape(request_id, output)
             await send(_part(f"data: {json.dumps(event)}\n\n".encode(), more=True))
             if isinstance(output, Exception) or output.finish_reason is not None:
                 break
         await send(_part(b"data: [DONE]\n\n", more=False))
+
+
+def _tell(error: Exception) -> tuple[int, str]:
+    """Status and message of an error that ended a completion."""
+    if isinstance(error, StructureError):
+        return 400, f"structured_outputs: {error}."
+    return 500, str(error)
 
 
 def _shape(request_id: str, delta: GenerationDelta) -> dict[str, Any]:

@@ -1,0 +1,177 @@
+"""Reads what a request demands of its completion's form, in the spellings of all protocols."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from art_backend.errors import BadRequestError
+from art_backend.gateway.form import Form, check_structure, schema_text
+from art_backend.inference.contract import Structure
+
+ANY_OBJECT = Structure("json", '{"type": "object"}')
+_KINDS = ("json", "json_object", "regex", "choice", "grammar")
+_MODES: dict[str | None, Literal["none", "auto", "required"]] = {
+    None: "auto",
+    "auto": "auto",
+    "none": "none",
+    "required": "required",
+    "any": "required",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Whether calls are wanted."""
+
+    mode: Literal["none", "auto", "required"]
+    allowed: frozenset[str] | None = None
+    """Names of the tools that may be called; ``None``: all."""
+    single: bool = False
+    """Whether it must be one call."""
+
+
+def read_form(
+    tool_choice: Any,
+    tools: Sequence[dict[str, Any]] | None,
+    *,
+    words: Structure | None,
+    words_field: str,
+    parallel: bool | None,
+    strict: Iterable[str],
+    schema_field: str,
+) -> Form:
+    """Put together what a request demands.
+
+    Args:
+        tools: Normalised to those of chat requests.
+        words: What the words must look like, by the field ``words_field``.
+        parallel: Whether several calls may come at once; ``None`` is yes.
+        strict: Names of tools whose arguments must match their schema.
+        schema_field: Where the schema of tool ``{}`` stands in the request.
+
+    Raises:
+        BadRequestError: ``tool_choice`` is malformed or names an unknown tool.
+    """
+    names = [tool["function"]["name"] for tool in tools or ()]
+    calls = read_tool_choice(tool_choice, names)
+    return Form(
+        words=words,
+        words_field="" if words is None else words_field,
+        calls=calls.mode,
+        allowed=calls.allowed,
+        single=calls.single or parallel is False,
+        strict=frozenset(strict),
+        schema_fields={name: schema_field.format(i) for i, name in enumerate(names)},
+    )
+
+
+def read_tool_choice(choice: Any, offered: Iterable[str]) -> Calls:
+    """Read ``tool_choice``: a word, an object that names a tool, or one that lists the tools that may be called.
+
+    Args:
+        offered: Names of the request's tools.
+
+    Raises:
+        BadRequestError: It is malformed, or asks for a call of a tool that is not offered.
+    """
+    known = set(offered)
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind in ("function", "tool"):
+        calls = Calls("required", frozenset([_name(choice)]), single=True)
+    elif kind == "allowed_tools":
+        inner = choice.get("allowed_tools", choice)
+        mode = inner.get("mode") if isinstance(inner, dict) else None
+        if mode not in ("auto", "required") or not isinstance(inner.get("tools"), list):
+            raise _wrong("needs a mode and a list of tools")
+        calls = Calls(_MODES[mode], frozenset(_name(tool) for tool in inner["tools"]))
+    elif kind is None or (isinstance(kind, str) and kind in _MODES):
+        calls = Calls(_MODES[kind])
+    else:
+        raise _wrong("must be 'auto', 'none', 'required', or name a function")
+    unknown = sorted((calls.allowed or set()) - known)
+    if unknown:
+        raise _wrong(f"names {unknown[0]!r}, which is not among the tools")
+    if calls.mode == "required" and not known:
+        raise _wrong("asks for a call, but there are no tools")
+    return calls
+
+
+def _name(tool: Any) -> str:
+    holder = tool.get("function", tool) if isinstance(tool, dict) else None
+    name = holder.get("name") if isinstance(holder, dict) else None
+    if not isinstance(name, str) or not name:
+        raise _wrong("must name a function")
+    return name
+
+
+def _wrong(what: str) -> BadRequestError:
+    return BadRequestError(f"tool_choice: {what}.", param="tool_choice")
+
+
+def read_flag(body: dict[str, Any], name: str) -> bool | None:
+    """Raises BadRequestError where a field is neither a boolean nor null."""
+    value = body.get(name)
+    if not isinstance(value, bool | None):
+        raise BadRequestError(f"{name}: must be true or false.", param=name)
+    return value
+
+
+def read_format(value: Any, where: str, *, nested: bool) -> Structure | None:
+    """Read ``response_format`` and its kin.
+
+    Args:
+        nested: Whether name and schema of a ``json_schema`` stand in an object of that name.
+
+    Raises:
+        BadRequestError: It is malformed or cannot be enforced; the error names the field.
+    """
+    if value is None:
+        return None
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return ANY_OBJECT
+    if kind == "grammar":
+        if not isinstance(value.get("grammar"), str):
+            raise BadRequestError(f"{where}.grammar: must be a string.", param=f"{where}.grammar")
+        return check_structure(Structure("grammar", value["grammar"]), f"{where}.grammar")
+    if kind != "json_schema":
+        raise BadRequestError(
+            f"{where}.type: must be 'text', 'json_object', 'json_schema' or 'grammar'.", param=f"{where}.type"
+        )
+    holder, at = (value.get("json_schema"), f"{where}.json_schema") if nested else (value, where)
+    if not isinstance(holder, dict):
+        raise BadRequestError(f"{at}: must be an object.", param=at)
+    schema = holder.get("schema")
+    if not isinstance(schema, dict):
+        raise BadRequestError(f"{at}.schema: must be an object.", param=f"{at}.schema")
+    return check_structure(Structure("json", schema_text(schema, strict=holder.get("strict") is True)), f"{at}.schema")
+
+
+def read_structured_outputs(value: Any) -> Structure | None:
+    """Read vLLM's ``structured_outputs``, for which OpenAI has no field: a regular expression, a choice, a grammar.
+
+    Raises:
+        BadRequestError: It is malformed or cannot be enforced; the error names the field.
+    """
+    where = "structured_outputs"
+    if value is None:
+        return None
+    given = {k: v for k, v in value.items() if v not in (None, False)} if isinstance(value, dict) else {}
+    if len(given) != 1 or not given.keys() <= set(_KINDS):
+        raise BadRequestError(f"{where}: must be an object with one of {', '.join(_KINDS)}.", param=where)
+    ((kind, content),) = given.items()
+    if kind == "json_object":
+        return ANY_OBJECT
+    good = {
+        "json": isinstance(content, dict),
+        "regex": isinstance(content, str),
+        "choice": isinstance(content, list) and bool(content) and all(isinstance(item, str) for item in content),
+        "grammar": isinstance(content, str),
+    }
+    if not good[kind]:
+        raise BadRequestError(f"{where}.{kind}: has a wrong type.", param=f"{where}.{kind}")
+    if kind == "json" and isinstance(content, dict):
+        return check_structure(Structure("json", schema_text(content, strict=False)), f"{where}.json")
+    return check_structure(Structure.from_wire({kind: content}), f"{where}.{kind}")

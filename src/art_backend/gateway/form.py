@@ -1,0 +1,158 @@
+"""What form a request demands of its completion, and the structure that makes the engine keep to it.
+
+A completion is reasoning (where the model thinks), then tool calls or words. ``response_format`` and its kin say what the words
+must be; ``tool_choice`` says whether there must be calls, and of which tools; ``strict`` tools say what calls must be where there
+are any. All of it becomes one grammar, in the notation that the model's own parser reads back.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from art_backend.errors import BadRequestError
+from art_backend.gateway.parse import CALL, END_CALL, END_THINK, THINK
+from art_backend.gateway.render import ChatRenderer
+from art_backend.grammar import WHITE_SPACE, explain_structure, quote
+from art_backend.inference.contract import Structure
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a request demands. ``Form()`` demands nothing."""
+
+    words: Structure | None = None
+    words_field: str = ""
+    """The field that demanded it."""
+    calls: Literal["none", "auto", "required"] = "auto"
+    allowed: frozenset[str] | None = None
+    """Names of the tools that may be called; ``None``: all."""
+    single: bool = False
+    """Whether one call is the most."""
+    strict: frozenset[str] = field(default_factory=frozenset[str])
+    """Names of the tools whose arguments must match their schema although no call is required."""
+    schema_fields: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Where each tool's schema stands in the request."""
+
+    @property
+    def parse_calls(self) -> bool:
+        return self.calls != "none"
+
+    def structure(
+        self, renderer: ChatRenderer, prompt: Sequence[int], tools: Sequence[dict[str, Any]] | None
+    ) -> Structure | None:
+        """The structure of completions of a prompt; ``None`` if they are free.
+
+        Raises:
+            BadRequestError: This model writes its calls, or its words, in a way for which there is no grammar.
+        """
+        called = [t["function"] for t in tools or () if self.allowed is None or t["function"]["name"] in self.allowed]
+        if not self.parse_calls:
+            called = []
+        forced = self.calls == "required"
+        shaped = bool(called) and (forced or self.single or self.allowed is not None or self._is_strict(called))
+        if self.words is None and not shaped:
+            return None
+        if called and not renderer.writes_json_calls:
+            if self.words is None and not forced:
+                return None  # nothing is promised where the model chooses
+            raise BadRequestError(
+                "tool_choice: calls cannot be enforced in this model's own notation; use 'auto' or 'none'.",
+                param="tool_choice",
+            )
+        if self.words is not None and not forced and not renderer.speaks_plainly:
+            raise BadRequestError(
+                f"{self.words_field}: cannot be enforced in this model's own notation.", param=self.words_field
+            )
+        return _Grammar(renderer, prompt).write(self, called, forced=forced)
+
+    def _is_strict(self, called: Sequence[dict[str, Any]]) -> bool:
+        return any(function["name"] in self.strict for function in called)
+
+
+class _Grammar:
+    """Writes the grammar of completions of one prompt."""
+
+    def __init__(self, renderer: ChatRenderer, prompt: Sequence[int]) -> None:
+        self._renderer = renderer
+        self._thinking = renderer.opens_thinking(prompt)
+        self._thinks = self._thinking or renderer.mark(THINK) is not None
+        self._rules: list[str] = []
+
+    def write(self, form: Form, called: Sequence[dict[str, Any]], *, forced: bool) -> Structure:
+        if form.words is not None and not called and (not self._thinks or form.words.kind == "grammar"):
+            return form.words
+        reasoning = ""
+        if self._thinks:
+            self._rules += [*self._until("thoughts", END_THINK), "gap: /\\n?\\n?/"]
+            reasoning = "thoughts gap " if self._thinking else f"({self._mark(THINK)} thoughts gap)? "
+        if not called:
+            body = self._words(form)
+        else:
+            self._write_calls(called, form, forced=forced)
+            more = "" if form.single else ' ("\\n" open call)*'
+            body = f"open call{more}"
+            if not forced and form.words is not None:
+                body = f"({body} | {self._words(form)})"
+            elif not forced:
+                self._rules += [*self._until("head", CALL), "tail: /(.|\\n)*/"]
+                body = "(tail | head call)" if form.single else "(head call)* tail"
+        return Structure("grammar", "\n".join([f"start: {reasoning}{body}", *dict.fromkeys(self._rules)]))
+
+    def _words(self, form: Form) -> str:
+        assert form.words is not None
+        match form.words.kind:
+            case "json":
+                self._rules.append(f"words: %json {form.words.text}")
+            case "regex":
+                self._rules.append(f"words: /{form.words.text.replace('/', chr(92) + '/')}/")
+            case "choice":
+                self._rules.append("words: " + " | ".join(map(quote, json.loads(form.words.text))))
+            case "grammar":
+                raise BadRequestError(
+                    f"{form.words_field}: a grammar cannot be combined with tools; leave them out, or use a JSON schema.",
+                    param=form.words_field,
+                )
+        return "words"
+
+    def _write_calls(self, called: Sequence[dict[str, Any]], form: Form, *, forced: bool) -> None:
+        self._rules += [f"open: {self._mark(CALL)}", "call: " + " | ".join(f"call_{i}" for i in range(len(called)))]
+        for i, function in enumerate(called):
+            begin = quote(f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": ')
+            self._rules.append(f'call_{i}: "\\n"? {begin} arguments_{i} "}}" "\\n"? {self._mark(END_CALL)}')
+            schema = function.get("parameters") or {"type": "object"}
+            if not forced and function["name"] not in form.strict:
+                schema = {"type": "object"}
+            text = schema_text(schema, strict=function["name"] in form.strict)
+            check_structure(Structure("json", text), form.schema_fields.get(function["name"], "tools"))
+            self._rules.append(f"arguments_{i}: %json {text}")
+
+    def _until(self, rule: str, mark: str) -> list[str]:
+        """Rules for free text up to a mark. The first one ends it, however it is spelled."""
+        token = self._renderer.mark(mark)
+        if token is not None and self._renderer.detokenizer.is_special(token):
+            return [f"{rule}: free <[{token}]>", "free: /(.|\\n)*/"]
+        pattern = mark.replace("/", "\\/")
+        return [f"{rule}[lazy]: /(.|\\n)*{pattern}/"]
+
+    def _mark(self, text: str) -> str:
+        """A mark as the parser knows it: the token of that name where there is one."""
+        token = self._renderer.mark(text)
+        return quote(text) if token is None else f"<[{token}]>"
+
+
+def schema_text(schema: dict[str, Any], *, strict: bool) -> str:
+    """JSON text of a schema; where it is not strict, what cannot be enforced of it is left to the model."""
+    options = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True, "lenient": not strict}
+    return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+
+
+def check_structure(structure: Structure, where: str) -> Structure:
+    """Return a structure that can be enforced.
+
+    Raises:
+        BadRequestError: It cannot; the error names the field ``where``.
+    """
+    if problem := explain_structure(structure):
+        raise BadRequestError(f"{where}: cannot be enforced: {problem}.", param=where)
+    return structure
