@@ -49,6 +49,13 @@ def build_app(service: Service, on_start: Callable[[], None] = lambda: None) -> 
     app.include_router(build_exposition(service, service_only(service)))
     app.include_router(build_api(service))
 
+    add_error_handlers(app)
+    return app
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Give every error the control API's shape; the data plane tells its own."""
+
     @app.exception_handler(ServiceError)
     async def answer_service_error(_: Request, error: ServiceError) -> JSONResponse:
         headers = {"Retry-After": f"{error.retry_after_s:.0f}"} if error.retry_after_s is not None else None
@@ -71,8 +78,6 @@ def build_app(service: Service, on_start: Callable[[], None] = lambda: None) -> 
         return _answer(
             500, ErrorCode.INTERNAL, f"{type(error).__name__}: {error}. The service's log has the traceback."
         )
-
-    return app
 
 
 def _answer(

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 
 from art_backend.errors import BadRequestError, ServiceError
+from art_backend.gateway import schemas
 from art_backend.gateway.chat import CHAT
 from art_backend.gateway.completions import COMPLETIONS
 from art_backend.gateway.keys import read_key
@@ -31,11 +32,16 @@ MAX_BODY_BYTES = 64 * 2**20
 
 
 _SURFACES = (
-    ("chat/completions", CHAT, "OpenAI chat completions."),
-    ("completions", COMPLETIONS, "OpenAI completions: text or token ids."),
-    ("responses", RESPONSES, "OpenAI responses."),
-    ("messages", MESSAGES, "Anthropic messages."),
-    ("v1/messages", MESSAGES, "Anthropic messages, for clients that append the version to a URL that has it."),
+    ("chat/completions", CHAT, schemas.CHAT, "OpenAI chat completions."),
+    ("completions", COMPLETIONS, schemas.COMPLETIONS, "OpenAI completions: text or token ids."),
+    ("responses", RESPONSES, schemas.RESPONSES, "OpenAI responses."),
+    ("messages", MESSAGES, schemas.MESSAGES, "Anthropic messages."),
+    (
+        "v1/messages",
+        MESSAGES,
+        schemas.MESSAGES,
+        "Anthropic messages, for clients that append the version to a URL that has it.",
+    ),
 )
 
 
@@ -113,9 +119,12 @@ def build_gateway(
             return ErrorResponse(MESSAGES, tell(error))
 
     for prefix in ("/v1", "/r/{rollout}/v1"):
-        for path, surface, summary in _SURFACES:
-            router.add_api_route(f"{prefix}/{path}", endpoint(surface, summary), methods=["POST"])
-        router.add_api_route(f"{prefix}/messages/count_tokens", count_tokens, methods=["POST"])
+        for path, surface, schema, summary in _SURFACES:
+            extra = schemas.request_body(schema)
+            router.add_api_route(f"{prefix}/{path}", endpoint(surface, summary), methods=["POST"], openapi_extra=extra)
+        extra = schemas.request_body(schemas.COUNT_TOKENS)
+        for path in ("messages/count_tokens", "v1/messages/count_tokens"):
+            router.add_api_route(f"{prefix}/{path}", count_tokens, methods=["POST"], openapi_extra=extra)
         add_stored_responses(router, prefix, taker, identify_request, read_object, keep_alive_s)
         router.add_api_route(f"{prefix}/models", list_models, methods=["GET"])
     return router

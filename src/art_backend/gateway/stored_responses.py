@@ -19,6 +19,8 @@ from art_backend.gateway.render import Message
 from art_backend.gateway.responding import AnswerResponse, ErrorResponse, tell
 from art_backend.gateway.response_items import write_input_items
 from art_backend.gateway.responses import RESPONSES, read_call, wants_logprobs
+from art_backend.gateway.schemas import RESPONSES as RESPONSES_SCHEMA
+from art_backend.gateway.schemas import request_body
 from art_backend.gateway.turns import TurnTaker
 
 PAGE = 20
@@ -114,7 +116,8 @@ def add_stored_responses(
         return answer
 
     one = f"{prefix}/responses/{{response_id}}"
-    router.add_api_route(f"{prefix}/responses/input_tokens", count, methods=["POST"])
+    extra = request_body(RESPONSES_SCHEMA)
+    router.add_api_route(f"{prefix}/responses/input_tokens", count, methods=["POST"], openapi_extra=extra)
     router.add_api_route(one, endpoint(retrieve, "A stored response, whole or as its events."), methods=["GET"])
     router.add_api_route(one, endpoint(forget, "Forget a response; its turn stays."), methods=["DELETE"])
     router.add_api_route(f"{one}/cancel", endpoint(cancel, "Nothing runs in the background: a 400."), methods=["POST"])

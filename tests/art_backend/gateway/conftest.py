@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from tests.support.scripted_engine import ScriptedEngine, serve
 from tests.support.tiny import build_tiny_tokenizer
 
+from art_backend.app import add_error_handlers
 from art_backend.errors import EngineFailedError, NotFoundError, UnauthorizedError
 from art_backend.gateway.app import build_gateway
 from art_backend.gateway.limits import ProjectLimits
@@ -146,6 +147,7 @@ async def start_gateway(directory, tokenizer=None, routers=(), client=None, limi
     engine = ScriptedEngine(renderer.encode)
     model = ScriptedModel(renderer)
     app = FastAPI()
+    add_error_handlers(app)
     options["limits"] = limits
     app.include_router(build_gateway(Directory(model, captures), captures, identify_by(captures), **options))
     app.include_router(build_rollouts(captures, lambda: None, lambda project, name: model))

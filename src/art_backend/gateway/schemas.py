@@ -1,0 +1,183 @@
+"""The requests of the data plane as JSON schemas, for the service's OpenAPI description.
+
+They hold the fields that are read. Others are allowed and ignored, as the protocols ask.
+"""
+
+from typing import Any
+
+Schema = dict[str, Any]
+
+
+def _object(required: list[str], **properties: Schema) -> Schema:
+    return {"type": "object", "required": required, "properties": properties}
+
+
+def _nullable(**schema: Any) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _texts(*kinds: str) -> Schema:
+    """Text, or a list of text parts."""
+    part = _object(["type", "text"], type={"enum": list(kinds)}, text={"type": "string"})
+    return {"anyOf": [{"type": "string"}, {"type": "array", "items": part}]}
+
+
+_STRING: Schema = {"type": "string"}
+_MODEL: Schema = {"type": "string", "minLength": 1}
+_FLAG = _nullable(type="boolean")
+_COUNT = _nullable(type="integer", minimum=1)
+_NAME: Schema = {"type": "string", "minLength": 1}
+_PARAMETERS: Schema = {"type": "object", "description": "A JSON schema."}
+_SAMPLING: dict[str, Schema] = {
+    "temperature": _nullable(type="number", minimum=0, maximum=2),
+    "top_p": _nullable(type="number", exclusiveMinimum=0, maximum=1),
+    "stream": _FLAG,
+}
+_OPENAI_SAMPLING: dict[str, Schema] = {
+    **_SAMPLING,
+    "max_tokens": _COUNT,
+    "n": _nullable(type="integer", minimum=1, maximum=128),
+    "seed": _nullable(type="integer", minimum=-(2**63), exclusiveMaximum=2**63),
+    "stop": {"anyOf": [_STRING, {"type": "array", "items": _STRING}, {"type": "null"}]},
+    "presence_penalty": _nullable(type="number", minimum=-2, maximum=2),
+    "frequency_penalty": _nullable(type="number", minimum=-2, maximum=2),
+    "stream_options": _nullable(type="object"),
+    "structured_outputs": _nullable(type="object"),
+}
+_FUNCTION = _object(["name"], name=_NAME, description=_STRING, parameters=_PARAMETERS, strict=_FLAG)
+_CALL = _object(
+    ["id", "type", "function"],
+    id=_STRING,
+    type={"const": "function"},
+    function=_object(["name", "arguments"], name=_NAME, arguments=_STRING),
+)
+_MESSAGE: Schema = {
+    "anyOf": [
+        _object(["role", "content"], role={"enum": ["system", "developer", "user"]}, content=_texts("text")),
+        _object(
+            ["role"], role={"const": "assistant"}, content=_texts("text"), tool_calls={"type": "array", "items": _CALL}
+        ),
+        _object(
+            ["role", "content", "tool_call_id"], role={"const": "tool"}, content=_texts("text"), tool_call_id=_STRING
+        ),
+    ]
+}
+CHAT = _object(
+    ["model", "messages"],
+    model=_MODEL,
+    messages={"type": "array", "minItems": 1, "items": _MESSAGE},
+    tools={"type": "array", "items": _object(["type", "function"], type={"const": "function"}, function=_FUNCTION)},
+    tool_choice={"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]},
+    parallel_tool_calls=_FLAG,
+    response_format=_nullable(
+        anyOf=[
+            _object(["type"], type={"enum": ["text", "json_object"]}),
+            _object(["type", "json_schema"], type={"const": "json_schema"}, json_schema={"type": "object"}),
+            _object(["type", "grammar"], type={"const": "grammar"}, grammar=_STRING),
+        ]
+    ),
+    logprobs=_FLAG,
+    top_logprobs=_nullable(type="integer", minimum=0, maximum=20),
+    max_completion_tokens=_COUNT,
+    **_OPENAI_SAMPLING,
+)
+_IDS: Schema = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": 2**31}}
+COMPLETIONS = _object(
+    ["model", "prompt"],
+    model=_MODEL,
+    prompt={
+        "anyOf": [
+            _STRING,
+            {"type": "array", "minItems": 1, "items": _STRING},
+            _IDS,
+            {"type": "array", "minItems": 1, "items": _IDS},
+        ]
+    },
+    echo=_FLAG,
+    logprobs=_nullable(type="integer", minimum=0, maximum=20),
+    **_OPENAI_SAMPLING,
+)
+_ITEM: Schema = {
+    "anyOf": [
+        _object(["role", "content"], role={"enum": ["system", "developer", "user"]}, content=_texts("input_text")),
+        _object(["role", "content"], role={"const": "assistant"}, content=_texts("output_text")),
+        _object(["type", "summary"], type={"const": "reasoning"}, summary={"type": "array", "maxItems": 0}),
+        _object(
+            ["type", "call_id", "name", "arguments"],
+            type={"const": "function_call"},
+            call_id=_STRING,
+            name=_NAME,
+            arguments=_STRING,
+        ),
+        _object(
+            ["type", "call_id", "output"],
+            type={"const": "function_call_output"},
+            call_id=_STRING,
+            output=_texts("input_text"),
+        ),
+        _object(["type", "id"], type={"const": "item_reference"}, id=_STRING),
+    ]
+}
+_FLAT_TOOL = _object(
+    ["type", "name"], type={"const": "function"}, name=_NAME, description=_STRING, parameters=_PARAMETERS, strict=_FLAG
+)
+RESPONSES = _object(
+    ["model", "input"],
+    model=_MODEL,
+    input={"anyOf": [_STRING, {"type": "array", "minItems": 1, "items": _ITEM}]},
+    instructions=_nullable(type="string"),
+    previous_response_id=_nullable(type="string"),
+    tools={"type": "array", "items": _FLAT_TOOL},
+    tool_choice={"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]},
+    parallel_tool_calls=_FLAG,
+    text=_nullable(type="object"),
+    include=_nullable(type="array", items=_STRING),
+    max_output_tokens=_COUNT,
+    metadata=_nullable(type="object"),
+    store=_FLAG,
+    **_SAMPLING,
+)
+_BLOCK: Schema = {
+    "anyOf": [
+        _object(["type", "text"], type={"const": "text"}, text=_STRING),
+        _object(["type", "thinking"], type={"const": "thinking"}, thinking=_STRING),
+        _object(
+            ["type", "id", "name", "input"],
+            type={"const": "tool_use"},
+            id=_STRING,
+            name=_NAME,
+            input={"type": "object"},
+        ),
+        _object(["type", "tool_use_id"], type={"const": "tool_result"}, tool_use_id=_STRING, content=_texts("text")),
+    ]
+}
+_PROMPT: dict[str, Schema] = {
+    "model": _MODEL,
+    "messages": {
+        "type": "array",
+        "minItems": 1,
+        "items": _object(
+            ["role", "content"],
+            role={"enum": ["user", "assistant"]},
+            content={"anyOf": [_STRING, {"type": "array", "items": _BLOCK}]},
+        ),
+    },
+    "system": _texts("text"),
+    "tools": {"type": "array", "items": _object(["name", "input_schema"], name=_NAME, input_schema=_PARAMETERS)},
+    "tool_choice": {"type": "object"},
+    "output_config": _nullable(type="object"),
+}
+MESSAGES = _object(
+    ["model", "messages", "max_tokens"],
+    **_PROMPT,
+    max_tokens={"type": "integer", "minimum": 1},
+    stop_sequences=_nullable(type="array", items=_STRING),
+    top_k=_nullable(type="integer", minimum=-1),
+    **_SAMPLING,
+)
+COUNT_TOKENS = _object(["model", "messages"], **_PROMPT)
+
+
+def request_body(schema: Schema) -> dict[str, Any]:
+    """What a route adds to the OpenAPI description of itself."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
