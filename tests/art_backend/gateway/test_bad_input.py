@@ -6,6 +6,8 @@ import httpx
 import openai
 import pytest
 
+from art_backend.gateway import schemas
+
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -86,10 +88,55 @@ async def test_what_is_no_request_is_a_400_or_is_answered(gateway, body):
     assert (await post(gateway, info, {"model": "m", "messages": HELLO})).status_code == 200
 
 
-async def test_ten_megabytes_are_read(gateway):
+PROTOCOLS = {
+    "chat/completions": (schemas.CHAT, {"messages": HELLO}),
+    "completions": (schemas.COMPLETIONS, {"prompt": "Hello"}),
+    "responses": (schemas.RESPONSES, {"input": "Hello"}),
+    "messages": (schemas.MESSAGES, {"messages": HELLO, "max_tokens": 9}),
+}
+
+
+@pytest.mark.parametrize("path", PROTOCOLS)
+async def test_every_field_of_every_protocol_may_be_wrong(gateway, path):
+    """The error names it, in the protocol's own shape; the rollout goes on."""
     info = gateway.rollout()
-    answer = await post(gateway, info, {"model": "m", "messages": [{"role": "user", "content": "é" * 5_000_000}]})
-    assert answer.json()["choices"][0]["finish_reason"] == "length"
+    schema, good = PROTOCOLS[path]
+    good = {"model": "m", **good}
+    for name in schema["properties"]:
+        for value in (3.5, "x", [[3]], {"type": []}, [{"type": 3}], True):
+            answer = await post(gateway, info, {**good, name: value}, f"/v1/{path}")
+            assert answer.status_code in (200, 400, 404), (name, value, answer.text)
+            if answer.status_code == 200:
+                continue
+            error = answer.json()["error"]
+            assert error["message"].startswith(name) or error["message"].startswith("No model"), (name, value, error)
+            if path == "messages":
+                assert error["type"] in ("invalid_request_error", "not_found_error")
+            else:
+                assert error["param"].startswith(name), (name, value, error)
+    answer = await post(gateway, info, good, f"/v1/{path}")
+    assert answer.status_code == 200
+    gateway.check(info.id)
+
+
+@pytest.mark.parametrize("path", PROTOCOLS)
+async def test_what_is_no_text_and_what_is_huge(gateway, path):
+    info = gateway.rollout()
+    _, good = PROTOCOLS[path]
+    whole = json.dumps({"model": "m", **good})
+    for wrong in (b"", b"{", b"[]", whole.replace("Hello", "@").encode().replace(b"@", b"\xff"), whole[:-1].encode()):
+        answer = await post(gateway, info, wrong, f"/v1/{path}")
+        assert answer.status_code == 400
+        assert "JSON" in answer.json()["error"]["message"]
+    assert (await post(gateway, info, whole.replace("Hello", "\\ud800").encode(), f"/v1/{path}")).status_code == 400
+    huge = await post(gateway, info, whole.replace("Hello", "é" * 5_000_000).encode(), f"/v1/{path}")
+    assert huge.status_code == 200
+    assert gateway.captures.get(info.id).truncated
+    told = huge.json()
+    reason = told["choices"][0]["finish_reason"] if "choices" in told else told.get("status", told.get("stop_reason"))
+    assert reason in ("length", "incomplete", "model_context_window_exceeded")
+    assert (await post(gateway, info, whole.encode(), f"/v1/{path}")).status_code == 200
+    gateway.check(info.id)
 
 
 async def test_unknown_models_and_keys(gateway):
