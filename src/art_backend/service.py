@@ -4,9 +4,9 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from art.wire import (
     CheckpointList,
@@ -47,6 +47,9 @@ MAX_LORA_RANK = 512
 
 StartEngine = Callable[[EngineSettings], Awaitable[EngineProcess]]
 
+RETENTION_CHECK_S = 3600.0
+"""How often old captures are looked for."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -76,12 +79,12 @@ class Service:
         self._hosts: dict[str, EngineHost] = {}
         self._policies: dict[tuple[str, str], ServedPolicy] = {}
         self._trainers: dict[tuple[str, str], TrainerProcess] = {}
-        self._starts: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
 
     async def restore(self) -> None:
         """Take up where a stopped service left off: settle its jobs, serve its models."""
         self.jobs.recover(lambda project, name: CheckpointStore(self.settings.checkpoints_dir(project, name)))
-        self.captures.delete_before(time.time() - self.settings.capture_retention_days * 86_400)
+        self._begin(self._forget_old_captures())
         for spec in self.runs.list_models():
             try:
                 await self._serve(spec)
@@ -173,9 +176,21 @@ class Service:
             keep_versions=self.settings.keep_versions,
         )
         self.keyring.issue_model_key(spec.project, spec.name)
-        start = asyncio.create_task(self._warm_up(host))
-        self._starts.add(start)
-        start.add_done_callback(self._starts.discard)
+        self._begin(self._warm_up(host))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something in the background until the service closes."""
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _forget_old_captures(self) -> None:
+        """Delete rollouts that nobody has used for as long as captures are kept: now, and again now and then."""
+        while True:
+            deleted = self.captures.delete_before(time.time() - self.settings.capture_retention_days * 86_400)
+            if deleted:
+                _log.info("%d captured rollouts were older than --capture-retention-days and were deleted", deleted)
+            await asyncio.sleep(RETENTION_CHECK_S)
 
     async def _warm_up(self, host: EngineHost) -> None:
         """Start the engine ahead of the first request. A failure is told to whoever needs the engine next."""
@@ -375,9 +390,9 @@ class Service:
     async def close(self) -> None:
         """Interrupt jobs, end the children, close the database."""
         await self.jobs.close()
-        for start in list(self._starts):
-            start.cancel()
-        await asyncio.gather(*self._starts, return_exceptions=True)
+        for task in list(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
         await asyncio.gather(*(trainer.close() for trainer in self._trainers.values()), return_exceptions=True)
         await asyncio.gather(*(host.stop() for host in self._hosts.values()), return_exceptions=True)
         self._db.close()

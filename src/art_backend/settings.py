@@ -45,7 +45,7 @@ class Settings:
     keep_versions: int = 2
     """Policy versions that stay loaded in the engine beside those in use."""
     capture_retention_days: float = 30.0
-    """Captured rollouts older than this are deleted when the service starts."""
+    """Captured rollouts that nobody has used for longer are deleted, and their space given back."""
     cache: Path | None = None
     """Where prepared base models are kept; ``None`` takes the default cache."""
     user_code: Path | None = None
