@@ -255,10 +255,9 @@ def _check_temperatures(rows: list[TrainingRow]) -> None:
 
 
 def _check_structures(rows: list[TrainingRow]) -> None:
-    """Raise BadRequestError for structured output: TRL computes its log-probabilities over the whole vocabulary."""
     if any(row.masks is not None for row in rows):
         raise BadRequestError(
-            'groups: trainer="trl" cannot train structured output (response_format, tool_choice, strict tools). Leave it out of '
-            "the rollouts, or train with the default trainer.",
-            param="groups",
+            "trainer='trl' cannot train structured output (response_format, tool_choice, strict tools): TRL's log-probabilities are "
+            "those of the whole vocabulary. Leave it out of the rollouts, or choose trainer='art'.",
+            param="options.trainer",
         )
