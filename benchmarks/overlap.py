@@ -221,12 +221,12 @@ def draw(runs: list[Run], path: Path) -> None:
     labels = {"busy": "busy with calls", "idle": "idle: waiting for environments", "paused": "paused for training"}
     for axes, mode in zip(bands, [mode for mode in MODES if mode in shown], strict=True):
         run = shown[mode]
-        times = [row[0] for row in run.timeline]
-        shares = [[row[1 + i] / max(sum(row[1:]), 1e-9) for row in run.timeline] for i in range(3)]
+        rows = [row for row in run.timeline if row[0] <= run.seconds]
+        times = [row[0] for row in rows]
+        shares = [[row[1 + i] / max(sum(row[1:]), 1e-9) for row in rows] for i in range(3)]
         axes.stackplot(
             times, shares, colors=[colours[s] for s in STATES], labels=[labels[s] for s in STATES], step="pre"
         )
-        axes.axvline(run.seconds, color="black", linewidth=1)
         text = ", ".join(f"{state} {100 * run.shares[state]:.0f} %" for state in STATES)
         axes.set_title(f"{mode}: {run.seconds:.0f} s; {text}", loc="left", fontsize=10)
         axes.set(ylim=(0, 1), yticks=[])
