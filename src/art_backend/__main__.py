@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast, get_args
 
 import typer
 import uvicorn
@@ -18,9 +18,8 @@ from filelock import FileLock, Timeout
 from art_backend.app import build_app
 from art_backend.errors import ConflictError, ServiceError
 from art_backend.gateway.limits import MAX_CALLS, MAX_QUEUE
-from art_backend.inference.process import EngineProcess
 from art_backend.service import Service, StartEngine
-from art_backend.settings import Settings
+from art_backend.settings import EngineKind, Settings
 
 KEEP_ALIVE_S = 120
 """Clients drop idle connections after 4 to 15 s. The service keeps them longer, or a call may meet a closing one."""
@@ -44,7 +43,15 @@ def serve(
     api_key: Annotated[
         str, typer.Option(envvar="ART_API_KEY", help="The service's key; a random one by default.")
     ] = "",
-    engine: Annotated[str, typer.Option(help="Inference engine: torch.")] = "torch",
+    engine: Annotated[
+        str, typer.Option(help="Inference engine: auto (vLLM where it and a CUDA device are found), torch, vllm.")
+    ] = "auto",
+    vllm_python: Annotated[
+        str | None, typer.Option(envvar="ART_VLLM_PYTHON", help="Python of the environment that has vLLM.")
+    ] = None,
+    engine_argument: Annotated[
+        list[str] | None, typer.Option(help="An argument for vLLM, such as --max-loras=4; may be repeated.")
+    ] = None,
     max_sequence_length: Annotated[int, typer.Option(min=16, help="Longest prompt plus completion, in tokens.")] = 4096,
     max_concurrent_sequences: Annotated[int, typer.Option(min=1, help="Completions sampled at the same time.")] = 64,
     max_project_calls: Annotated[
@@ -72,8 +79,10 @@ def serve(
     watch_stdin: Annotated[bool, typer.Option("--watch-stdin", help="Stop when standard input closes.")] = False,
 ) -> None:
     """Serve models and train them until interrupted."""
-    if engine != "torch":
-        raise typer.BadParameter(f"{engine!r} is not an engine. Engines: torch.", param_hint="--engine")
+    if engine not in get_args(EngineKind):
+        raise typer.BadParameter(
+            f"{engine!r} is not an engine. Engines: {', '.join(get_args(EngineKind))}.", param_hint="--engine"
+        )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
@@ -82,6 +91,9 @@ def serve(
             host=host,
             port=port,
             api_key=api_key,
+            engine=cast(EngineKind, engine),
+            vllm_python=vllm_python,
+            engine_arguments=tuple(engine_argument or ()),
             max_sequence_length=max_sequence_length,
             max_concurrent_sequences=max_concurrent_sequences,
             max_project_calls=max_project_calls,
@@ -120,7 +132,7 @@ def claim_directory(path: Path, wait_s: float = CLAIM_WAIT_S) -> FileLock:
 
 
 async def serve_until_stopped(
-    settings: Settings, *, watch_stdin: bool, start_engine: StartEngine = EngineProcess.start
+    settings: Settings, *, watch_stdin: bool, start_engine: StartEngine | None = None
 ) -> None:
     """Claim the directory, listen, serve; return when told to stop."""
     lock = claim_directory(settings.path)
@@ -130,7 +142,7 @@ async def serve_until_stopped(
         lock.release()
 
 
-async def _run(settings: Settings, start_engine: StartEngine, *, watch_stdin: bool) -> None:
+async def _run(settings: Settings, start_engine: StartEngine | None, *, watch_stdin: bool) -> None:
     listener = _listen(settings.host, settings.port)
     service = Service(settings, start_engine)
     await service.restore()

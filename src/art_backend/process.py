@@ -32,6 +32,14 @@ class DeadlineExceededError(RuntimeError):
     """The child lives but did not answer in time. The message holds the tail of its log."""
 
 
+def read_tail(log_path: Path, lines: int) -> str:
+    """The last lines of a log; empty where there is none."""
+    with contextlib.suppress(FileNotFoundError), log_path.open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - 64 * 1024))
+        return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
+    return ""
+
+
 def _die_with_parent() -> Callable[[], None] | None:
     """Return a hook that makes the kernel end the child when its parent dies, where the kernel can (Linux)."""
     if sys.platform != "linux":
@@ -100,12 +108,9 @@ class ChildProcess:
     def alive(self) -> bool:
         return self.process.returncode is None
 
-    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
+    def log_tail(self) -> str:
         """The last lines of the child's log."""
-        with contextlib.suppress(FileNotFoundError), self.log_path.open("rb") as log:
-            log.seek(max(0, log.seek(0, os.SEEK_END) - 64 * 1024))
-            return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
-        return ""
+        return read_tail(self.log_path, LOG_TAIL_LINES)
 
     def describe_death(self) -> str:
         code = self.process.returncode

@@ -5,6 +5,7 @@ import logging
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +29,8 @@ from art_backend.errors import BadRequestError, ConflictError, NotFoundError, Se
 from art_backend.gateway.limits import ProjectLimits
 from art_backend.gateway.ports import Identity, ServedModel
 from art_backend.gateway.render import ChatRenderer
-from art_backend.inference.process import EngineProcess, EngineSettings
+from art_backend.inference.choice import choose_launcher
+from art_backend.inference.process import EngineProcess, EngineSettings, torch_engine
 from art_backend.jobs import JobBoard
 from art_backend.orchestrator import StepRunner
 from art_backend.serving import EngineHost, Gate, ServedPolicy
@@ -43,7 +45,7 @@ from art_backend.training.types import AnyInput, ModelSetup, ScoredTrajectory, S
 from art_backend.utilisation import EngineMeter
 
 MAX_LORA_RANK = 512
-"""The largest rank that can be registered (``LoraSpec``), so the engine must take it."""
+"""The largest rank that can be registered (``LoraSpec``)."""
 
 StartEngine = Callable[[EngineSettings], Awaitable[EngineProcess]]
 
@@ -57,15 +59,22 @@ class Service:
     """Everything behind the HTTP port. Make it inside a running event loop; ``await close()`` ends its children.
 
     Args:
-        start_engine: Starts an engine.
+        start_engine: Starts an engine; ``None`` starts what the settings ask for.
     """
 
     def __init__(
         self,
         settings: Settings,
-        start_engine: StartEngine = EngineProcess.start,
+        start_engine: StartEngine | None = None,
     ) -> None:
         self.settings = settings
+        self._takes_any_rank = True
+        if start_engine is None:
+            launcher = choose_launcher(
+                settings.engine, vllm_python=settings.vllm_python, arguments=settings.engine_arguments
+            )
+            start_engine = partial(EngineProcess.start, launcher=launcher)
+            self._takes_any_rank = launcher is torch_engine
         self._start_engine = start_engine
         self._started = time.monotonic()
         self._db = open_database(settings.database_path)
@@ -157,7 +166,10 @@ class Service:
         if (spec.project, spec.name) in self._policies:
             return
         path = await asyncio.to_thread(find_base_model, spec.base_model, cache=self.settings.cache)
-        host = self._host(spec.base_model, path)
+        host = self._host(spec, path)
+        if spec.lora.rank > host.settings.max_lora_rank:
+            async with self._device:
+                await host.take_rank(spec.lora.rank)
         max_length = spec.max_sequence_length or self._limit(path)
         if max_length > self._limit(path):
             raise BadRequestError(
@@ -199,20 +211,27 @@ class Service:
         except ServiceError as error:
             _log.error("%s", error.message)
 
-    def _host(self, base_model: str, path: Path) -> EngineHost:
+    def _host(self, spec: RegisterModel, path: Path) -> EngineHost:
+        base_model = spec.base_model
         if base_model not in self._hosts:
             settings = EngineSettings(
                 model_path=path,
                 served_name=base_model,
                 max_model_len=self._limit(path),
                 max_num_seqs=self.settings.max_concurrent_sequences,
-                max_lora_rank=MAX_LORA_RANK,
+                max_lora_rank=self._rank(spec),
                 threads=self.settings.threads,
                 log_path=self.settings.log_dir / "engine.log",
                 start_timeout_s=self.settings.engine_start_timeout_s,
             )
             self._hosts[base_model] = EngineHost(settings, Gate(self.settings.hold_timeout_s), self._start_engine)
         return self._hosts[base_model]
+
+    def _rank(self, spec: RegisterModel) -> int:
+        """The largest rank that the engine is made for; vLLM keeps room and computes for it, whatever is loaded."""
+        if self._takes_any_rank:
+            return MAX_LORA_RANK
+        return max([spec.lora.rank, *(m.lora.rank for m in self.runs.list_models() if m.base_model == spec.base_model)])
 
     def _limit(self, base_path: Path) -> int:
         """Longest sequence that a base model is served with."""

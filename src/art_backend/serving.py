@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 from art.wire import ProcessHealth
@@ -21,14 +22,12 @@ from art_backend.gateway.ports import Lease
 from art_backend.gateway.render import ChatRenderer
 from art_backend.inference.client import EngineClient, EngineUnreachableError
 from art_backend.inference.process import EngineProcess, EngineSettings
-from art_backend.process import DeadlineExceededError, ProcessDiedError
+from art_backend.process import DeadlineExceededError, ProcessDiedError, read_tail
 from art_backend.store.checkpoints import CheckpointStore
 from art_backend.utilisation import EngineMeter, EngineTime
 
 MAX_RESTARTS = 3
 """Engine deaths in a row, without a successful lease between them, after which the service gives up."""
-
-_DEATH_GRACE_S = 2.0
 
 
 class Gate:
@@ -126,6 +125,21 @@ class EngineHost:
                 raise EngineFailedError(str(error)) from error
             return self._process
 
+    async def take_rank(self, rank: int) -> None:
+        """Make sure that the engine takes adapters of ``rank``; one that does not is started anew, once it is idle."""
+        if rank <= self.settings.max_lora_rank:
+            return
+        self.settings = replace(self.settings, max_lora_rank=rank)
+        process = self._process
+        if process is None or not process.alive:
+            return
+        self.gate.close()
+        try:
+            await process.guard(process.client.pause("wait"), deadline_s=None, doing="its last requests")
+            await self.stop()
+        finally:
+            self.gate.open()
+
     async def load(self, name: str, path: Path) -> None:
         """Make sure that the engine serves the adapter ``name``."""
         process = await self.running()
@@ -141,8 +155,7 @@ class EngineHost:
         """Turn a failed call into an error that says what happened to the engine."""
         process = self._process
         if process is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), _DEATH_GRACE_S)
+            await process.settle()
             if not process.alive:
                 return EngineFailedError(process.describe_death())
         return EngineFailedError(f"The engine did not answer: {error}")
@@ -163,8 +176,9 @@ class EngineHost:
     def health(self) -> ProcessHealth:
         name = f"engine {self.settings.served_name}"
         if self._process is None:
-            state = "starting" if self._starting.locked() else "stopped"
-            return ProcessHealth(name=name, pid=None, state=state)
+            if self._starting.locked():
+                return ProcessHealth(name=name, pid=None, state="starting", detail=read_tail(self.settings.log_path, 1))
+            return ProcessHealth(name=name, pid=None, state="stopped")
         if not self._process.alive:
             return ProcessHealth(name=name, pid=None, state="failed", detail=self._process.describe_death())
         paused = self.gate.is_closed

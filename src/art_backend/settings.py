@@ -9,7 +9,7 @@ from typing import Literal
 from art_backend.errors import BadRequestError
 from art_backend.gateway.limits import MAX_CALLS, MAX_QUEUE
 
-EngineKind = Literal["torch"]
+EngineKind = Literal["auto", "torch", "vllm"]
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,16 @@ class Settings:
     """0 takes a free port."""
     api_key: str = ""
     """The service's key. Empty makes a random one, which only a loopback service may do."""
-    engine: EngineKind = "torch"
+    engine: EngineKind = "auto"
+    """``torch`` is the embedded engine; ``auto`` is vLLM where it and a CUDA device are found, else the embedded one."""
+    vllm_python: str | None = None
+    """Interpreter of the environment that has vLLM; ``None`` looks in the service's own."""
+    engine_arguments: tuple[str, ...] = ()
+    """More command-line arguments for vLLM; they go before those that are derived from the model."""
     hold_timeout_s: float = 900.0
     """How long a model call waits for a policy update before it is told to come back later."""
     engine_start_timeout_s: float = 1800.0
-    """Cap on an engine's start-up; its death is noticed at once in any case."""
+    """How long an engine's start-up may go without a new word in its log; its death is noticed at once in any case."""
     max_sequence_length: int = 4096
     """Upper limit for models that do not ask for less."""
     max_concurrent_sequences: int = 64

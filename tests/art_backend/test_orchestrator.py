@@ -76,8 +76,8 @@ class FakeProcess:
     async def guard(self, awaitable, *, deadline_s, doing):
         return await awaitable
 
-    async def wait(self):
-        return 0 if not self.alive else await asyncio.sleep(3600)
+    async def settle(self):
+        pass
 
     def describe_death(self):
         return "The engine (process 1) was ended by signal SIGKILL."

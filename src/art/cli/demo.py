@@ -22,7 +22,7 @@ def demo(
         Path | None, typer.Option(help="Directory of the run; the same one resumes it. [default: .art/demo/seed-SEED]")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Set an earlier run in that directory aside.")] = False,
-    engine: Annotated[str, typer.Option(help="Inference engine of the local backend.")] = "torch",
+    engine: Annotated[str, typer.Option(help="Inference engine of the local backend: auto, torch, vllm.")] = "auto",
     backend: Annotated[
         str | None, typer.Option(metavar="URL", help="Use the backend at this address instead of a local one.")
     ] = None,

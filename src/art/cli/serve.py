@@ -17,7 +17,17 @@ def serve(
     api_key: Annotated[
         str, typer.Option(envvar="ART_API_KEY", show_default=False, help="Key of the service; a random one by default.")
     ] = "",
-    engine: Annotated[str, typer.Option(help="Inference engine.")] = "torch",
+    engine: Annotated[
+        str, typer.Option(help="Inference engine: auto (vLLM where it and a CUDA device are found), torch, vllm.")
+    ] = "auto",
+    vllm_python: Annotated[
+        str | None,
+        typer.Option(envvar="ART_VLLM_PYTHON", metavar="PATH", help="Python of the environment that has vLLM."),
+    ] = None,
+    engine_argument: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ARGUMENT", help="An argument for vLLM, such as --max-loras=4; may be repeated."),
+    ] = None,
     user_code: Annotated[
         Path | None,
         typer.Option(help="Directory whose Python modules may define advantages and losses, run for who has the key."),
@@ -34,6 +44,9 @@ def serve(
         raise typer.Exit(1)
     arguments = ["--host", host, "--port", str(port), "--path", str(path), "--engine", engine]
     arguments += ["--user-code", str(user_code)] if user_code is not None else []
+    if vllm_python is not None:
+        arguments += ["--vllm-python", vllm_python]
+    arguments += [f"--engine-argument={argument}" for argument in engine_argument or ()]
     # The key travels in the environment: arguments can be read by everyone on the machine.
     environment = {**os.environ, "ART_API_KEY": api_key} if api_key else dict(os.environ)
     command = [sys.executable, "-m", "art_backend", "serve", *arguments]

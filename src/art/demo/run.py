@@ -53,7 +53,7 @@ class DemoOptions:
     episodes: int = 200
     """Held-out games of each evaluation."""
     base_model: str = BASE_MODEL
-    engine: str = "torch"
+    engine: str = "auto"
     backend_url: str | None = None
     """``None`` starts a backend on this machine."""
     api_key: str | None = None

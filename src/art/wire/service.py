@@ -27,7 +27,7 @@ class ProcessHealth(Wire):
     pid: int | None
     state: Literal["starting", "ready", "paused", "failed", "stopped"]
     detail: str | None = None
-    """For a failed process: the tail of its log."""
+    """For a failed process: the tail of its log. For one that starts: the log's last line."""
 
 
 class Health(Wire):

