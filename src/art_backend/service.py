@@ -166,7 +166,7 @@ class Service:
         if (spec.project, spec.name) in self._policies:
             return
         path = await asyncio.to_thread(find_base_model, spec.base_model, cache=self.settings.cache)
-        host = self._host(spec, path)
+        host = self._host(spec.base_model, path, self._rank(spec))
         if spec.lora.rank > host.settings.max_lora_rank:
             async with self._device:
                 await host.take_rank(spec.lora.rank)
@@ -211,15 +211,14 @@ class Service:
         except ServiceError as error:
             _log.error("%s", error.message)
 
-    def _host(self, spec: RegisterModel, path: Path) -> EngineHost:
-        base_model = spec.base_model
+    def _host(self, base_model: str, path: Path, max_lora_rank: int = MAX_LORA_RANK) -> EngineHost:
         if base_model not in self._hosts:
             settings = EngineSettings(
                 model_path=path,
                 served_name=base_model,
                 max_model_len=self._limit(path),
                 max_num_seqs=self.settings.max_concurrent_sequences,
-                max_lora_rank=self._rank(spec),
+                max_lora_rank=max_lora_rank,
                 threads=self.settings.threads,
                 log_path=self.settings.log_dir / "engine.log",
                 start_timeout_s=self.settings.engine_start_timeout_s,

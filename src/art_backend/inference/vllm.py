@@ -127,6 +127,8 @@ def _launch(
     argv += ["--dtype", settings.dtype, "--max-num-seqs", str(settings.max_num_seqs)]
     argv += ["--enable-lora", "--max-lora-rank", str(_rank(settings.max_lora_rank))]
     argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    # scores in float32, as the trainer computes them: in bf16 their rounding alone moves a log-probability by 0.1
+    argv += ["--hf-overrides", '{"head_dtype": "float32"}']
     argv += ["--enable-prefix-caching", "--uvicorn-log-level", "warning", "--disable-fastapi-docs"]
     if settings.max_model_len is not None:
         argv += ["--max-model-len", str(settings.max_model_len)]
