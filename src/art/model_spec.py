@@ -24,7 +24,7 @@ def build_registration(model: AnyTrainableModel) -> RegisterModel:
     unused = [
         *(f"peft_args.{name}" for name in peft if name not in _PEFT_NAMES),
         *(f"init_args.{name}" for name in init if name != "max_seq_length"),
-        *(name for name in settings if name not in ("peft_args", "init_args")),
+        *(name for name in settings if name not in ("peft_args", "init_args", "init_adapter")),
     ]
     for name in unused:
         _warn_unused(name)
@@ -33,6 +33,7 @@ def build_registration(model: AnyTrainableModel) -> RegisterModel:
         name=model.name,
         base_model=model.base_model,
         lora=LoraSpec(**lora),
+        init_adapter=settings.get("init_adapter"),
         max_sequence_length=init.get("max_seq_length"),
     )
 

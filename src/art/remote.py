@@ -14,7 +14,14 @@ from art.control import ControlClient, path_of
 from art.dev.openai_server import OpenAIServerConfig
 from art.dev.train import TrainConfig as TrainOptionKeywords
 from art.dev.train import TrainSFTConfig as SFTOptionKeywords
-from art.errors import BackendError, JobInterruptedError, NoTrainingDataError, from_api_error
+from art.errors import (
+    BackendError,
+    BadRequestError,
+    JobInterruptedError,
+    NotFoundError,
+    NoTrainingDataError,
+    from_api_error,
+)
 from art.failures import remember_service
 from art.metrics_taxonomy import (
     TRAIN_GRADIENT_STEPS_KEY,
@@ -353,6 +360,47 @@ class RemoteBackend(MetricSink, RolloutSource):
         yield (await self._finish_job(model, request, verbose)).metrics
 
     # Checkpoints and metrics
+
+    async def _experimental_fork_checkpoint(
+        self,
+        model: AnyTrainableModel,
+        from_model: str,
+        from_project: str | None = None,
+        from_s3_bucket: str | None = None,
+        not_after_step: int | None = None,
+        verbose: bool = False,
+        prefix: str | None = None,
+    ) -> None:
+        """Let a model without checkpoints begin as a copy of another model's latest one, optimiser included.
+
+        The same call again is harmless, also after the model has been trained.
+
+        Args:
+            from_project: ``None`` takes the model's own.
+            not_after_step: Take the latest step up to this one.
+
+        Raises:
+            ConflictError: The model began with something else.
+            ModelNotAvailableError: The other model has another base model or adapter shape.
+            NotFoundError: There is no such model or step.
+        """
+        if from_s3_bucket is not None or prefix is not None:
+            raise BadRequestError("Checkpoints are forked within one backend; from_s3_bucket has no meaning here.", 400)
+        project = from_project or model.project
+        step = "latest"
+        if not_after_step is not None:
+            path = path_of(project, from_model, "checkpoints")
+            found = (await (await self._control()).get(path, CheckpointList)).checkpoints
+            steps = [checkpoint.step for checkpoint in found if checkpoint.step <= not_after_step]
+            if not steps:
+                raise NotFoundError(f"{project}/{from_model} has no checkpoint up to step {not_after_step}.", 404)
+            step = str(max(steps))
+        spec = build_registration(model).model_copy(update={"init_adapter": f"{project}/{from_model}@{step}"})
+        info = await (await self._control()).post(f"{API_PREFIX}/models", spec, ModelInfo, timeout_s=REGISTER_TIMEOUT_S)
+        self._steps[model.project, model.name] = info.step
+        model.inference_model_name = self._model_inference_name(model)
+        if verbose:
+            _tell(f"{model.name} begins as {project}/{from_model} at step {info.step}")
 
     async def list_checkpoints(self, model: AnyTrainableModel) -> list[Checkpoint]:
         path = path_of(model.project, model.name, "checkpoints")

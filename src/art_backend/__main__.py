@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated, Literal, cast, get_args
 
 import typer
 import uvicorn
@@ -109,6 +109,32 @@ def serve(
         sys.exit(f"art: {error.message}")
     except OSError as error:
         sys.exit(f"art: {error.strerror}: {error.filename or f'{host}:{port}'}")
+
+
+@cli.command()
+def export(
+    model: Annotated[str, typer.Argument(help="The model's name, with or without its project.")],
+    target: Annotated[Path, typer.Argument(help="New folder to write.")],
+    path: Annotated[Path, typer.Option(help="Directory of the service that trained it.")] = Path(".art"),
+    step: Annotated[int | None, typer.Option(min=0, help="Version; the latest by default.")] = None,
+    merged: Annotated[bool, typer.Option("--merged", help="Add the adapter to its base model's weights.")] = False,
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="Type of merged weights.")
+    ] = "auto",
+    cache: Annotated[Path | None, typer.Option(envvar="ART_CACHE", help="Where prepared base models are kept.")] = None,
+) -> None:
+    """Write a trained model as a Hugging Face folder, tokenizer included."""
+    from art_backend.export import export_model  # loads torch, which the service does without
+
+    try:
+        done = export_model(
+            Settings(path=path.resolve(), cache=cache), model, target.absolute(), step=step, merged=merged, dtype=dtype
+        )
+    except ServiceError as error:
+        sys.exit(f"art: {error.message}")
+    kind = "model" if done.merged else f"adapter of {done.base_model}"
+    print(f"Version {done.step} of {done.project}/{done.name}, as a {kind}:\n  {done.directory}")
+    print(f'Load it: transformers.AutoModelForCausalLM.from_pretrained("{done.directory}")', flush=True)
 
 
 def claim_directory(path: Path, wait_s: float = CLAIM_WAIT_S) -> FileLock:

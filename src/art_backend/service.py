@@ -33,6 +33,7 @@ from art_backend.inference.choice import choose_launcher
 from art_backend.inference.process import EngineProcess, EngineSettings, torch_engine
 from art_backend.jobs import JobBoard
 from art_backend.orchestrator import StepRunner
+from art_backend.origins import begin
 from art_backend.serving import EngineHost, Gate, ServedPolicy
 from art_backend.settings import Settings
 from art_backend.store.captures import CaptureStore
@@ -107,6 +108,9 @@ class Service:
     async def register(self, spec: RegisterModel) -> ModelInfo:
         """Register a model: find its base model, serve it. Idempotent."""
         async with self._registering:
+            self.runs.check_model(spec)
+            if spec.init_adapter is not None:
+                await self._begin(spec)
             await self._serve(spec)
             self.runs.register_model(spec)
         return self.describe(spec.project, spec.name)
@@ -161,6 +165,14 @@ class Service:
             self.runs.find_model(project, name)
             raise NotFoundError(f"Model {name!r} is known but not served. Register it again.", param="model")
         return policy
+
+    async def _begin(self, spec: RegisterModel) -> None:
+        """Make sure that the model has the checkpoint that it is to begin with."""
+        path = await asyncio.to_thread(find_base_model, spec.base_model, cache=self.settings.cache)
+        await asyncio.to_thread(begin, spec, path, self.settings, self.runs.list_models())
+        served = self._policies.get((spec.project, spec.name))
+        if served is not None and served.step == 0:
+            served.step = served.checkpoints.latest_step()
 
     async def _serve(self, spec: RegisterModel) -> None:
         if (spec.project, spec.name) in self._policies:

@@ -9,6 +9,7 @@ from art.cli.delete import delete
 from art.cli.demo import demo
 from art.cli.doctor import doctor
 from art.cli.eval import evaluate_models
+from art.cli.export import export
 from art.cli.preflight import preflight
 from art.cli.runs import runs, show
 from art.cli.serve import serve
@@ -29,6 +30,7 @@ app.command()(train)
 app.command("eval")(evaluate_models)
 app.command()(runs)
 app.command()(show)
+app.command()(export)
 app.command()(delete)
 app.command()(serve)
 app.command()(doctor)

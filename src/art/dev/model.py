@@ -131,6 +131,9 @@ class TinkerNativeArgs(TypedDict, total=False):
 class InternalModelConfig(TypedDict, total=False):
     """Everything about a model that is not its name."""
 
+    init_adapter: str | None
+    """Where a model without checkpoints begins: a PEFT adapter's directory on the backend's machine, or ``project/name@step``
+    (or ``@latest``) of another model."""
     init_args: InitArgs
     engine_args: EngineArgs
     peft_args: PeftArgs

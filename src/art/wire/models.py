@@ -27,6 +27,9 @@ class RegisterModel(Wire):
     base_model: str = Field(min_length=1)
     """A local path, a hub id, or a name that the service can resolve."""
     lora: LoraSpec = LoraSpec()
+    init_adapter: str | None = None
+    """Where a model without checkpoints begins: a PEFT adapter's directory on the backend's machine, or ``project/name@step``
+    (or ``@latest``) of another model of the service. ``None`` begins at the base model with a fresh adapter."""
     max_sequence_length: int | None = Field(default=None, ge=16)
     """Longest prompt plus completion, in tokens; ``None`` takes the engine's default for the model."""
     metadata: dict[str, Any] = {}

@@ -60,7 +60,9 @@ def write_tensors(directory: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def read_tensors(directory: Path) -> dict[str, Tensor]:
-    return safetensors.torch.load_file(directory / OPTIMIZER)
+    """Empty for a checkpoint that began as an adapter from elsewhere."""
+    file = directory / OPTIMIZER
+    return safetensors.torch.load_file(file) if file.exists() else {}
 
 
 def fingerprint_base(base_path: Path) -> str:

@@ -129,8 +129,9 @@ class Trainer:
                 )
             policy.load_adapter(directory)
             tensors = read_tensors(directory)
-            torch.set_rng_state(tensors.pop(_RNG))
-            optimizer = load_optimizer(policy.weights, tensors)
+            if tensors:
+                torch.set_rng_state(tensors.pop(_RNG))
+                optimizer = load_optimizer(policy.weights, tensors)
             state = saved
         return Loaded(policy, optimizer, state)
 
