@@ -9,6 +9,9 @@ from art.errors import ConflictError, ModelNotAvailableError
 from art_backend.export import export_model
 from art_backend.settings import Settings
 
+BF16_NATS = 0.25
+"""How far rounding to bfloat16, as the engine does it, may move a log-probability of the random model."""
+
 QUESTION = {"role": "user", "content": "Which word?"}
 
 
@@ -54,7 +57,7 @@ async def test_forks_and_exports_answer_like_what_was_trained(tmp_path, tiny_mod
 
         await child.register(backend)
         assert await child.get_step() == 0
-        assert await ask(child) != pytest.approx(answer, abs=0.05)
+        assert await ask(child) != pytest.approx(answer, abs=BF16_NATS)
         for _ in range(2):  # again is harmless
             await backend._experimental_fork_checkpoint(child, "parent")
         assert (await child.get_step(), child.get_inference_name()) == (1, "child@1")
@@ -73,4 +76,4 @@ async def test_forks_and_exports_answer_like_what_was_trained(tmp_path, tiny_mod
         for merged in (True, False):  # while the service runs
             target = tmp_path / f"out-{merged}"
             export_model(Settings(path=path), "test/parent", target, merged=merged)
-            assert ask_plainly(target) == pytest.approx(answer, abs=0.1)
+            assert ask_plainly(target) == pytest.approx(answer, abs=BF16_NATS)
