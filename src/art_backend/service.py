@@ -110,7 +110,7 @@ class Service:
         async with self._registering:
             self.runs.check_model(spec)
             if spec.init_adapter is not None:
-                await self._begin(spec)
+                await self._give_origin(spec)
             await self._serve(spec)
             self.runs.register_model(spec)
         return self.describe(spec.project, spec.name)
@@ -166,7 +166,7 @@ class Service:
             raise NotFoundError(f"Model {name!r} is known but not served. Register it again.", param="model")
         return policy
 
-    async def _begin(self, spec: RegisterModel) -> None:
+    async def _give_origin(self, spec: RegisterModel) -> None:
         """Make sure that the model has the checkpoint that it is to begin with."""
         path = await asyncio.to_thread(find_base_model, spec.base_model, cache=self.settings.cache)
         await asyncio.to_thread(begin, spec, path, self.settings, self.runs.list_models())
