@@ -23,7 +23,7 @@ def build_registration(model: AnyTrainableModel) -> RegisterModel:
     init: dict[str, Any] = dict(settings.get("init_args", {}))
     unused = [
         *(f"peft_args.{name}" for name in peft if name not in _PEFT_NAMES),
-        *(f"init_args.{name}" for name in init if name != "max_seq_length"),
+        *(f"init_args.{name}" for name in init if name not in ("max_seq_length", "full_finetuning")),
         *(name for name in settings if name not in ("peft_args", "init_args", "init_adapter")),
     ]
     for name in unused:
@@ -33,6 +33,7 @@ def build_registration(model: AnyTrainableModel) -> RegisterModel:
         name=model.name,
         base_model=model.base_model,
         lora=LoraSpec(**lora),
+        full_finetune=bool(init.get("full_finetuning")),
         init_adapter=settings.get("init_adapter"),
         max_sequence_length=init.get("max_seq_length"),
     )

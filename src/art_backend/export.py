@@ -56,7 +56,8 @@ def export_model(
         settings: Of the service that trained it; only its directory and cache matter.
         model: ``name``, or ``project/name``.
         step: The version; ``None`` takes the latest.
-        merged: Whether the adapter is added to the weights of its base model; else it is written alone, in float32.
+        merged: Whether the adapter is added to the weights of its base model; else it is written alone, in float32. A fully
+            fine-tuned model is whole in any case.
         dtype: Type of merged weights; ``auto`` is that of the base model. The sum is made in float32 and rounded once.
 
     Raises:
@@ -67,6 +68,7 @@ def export_model(
     spec = _find(settings, model)
     store = CheckpointStore(settings.checkpoints_dir(spec.project, spec.name))
     version = store.latest_step() if step is None else step
+    merged = merged or spec.full_finetune
     if version == 0 and not merged:
         raise BadRequestError(
             f"Version 0 of {spec.name} is the base model itself, which has no adapter. Train it first, or export it with --merged.",
@@ -127,9 +129,11 @@ def _merge(base: Path, checkpoint: Path | None, dtype: ExportDtype) -> PreTraine
     """The base model plus the adapter, in the type that is saved."""
     try:
         own = AutoConfig.from_pretrained(base).dtype
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-        if checkpoint is not None:
-            model = PeftModel.from_pretrained(model, str(checkpoint)).merge_and_unload(safe_merge=True)
+        adapter = checkpoint if checkpoint and (checkpoint / ADAPTER_CONFIG).exists() else None
+        whole = base if adapter or checkpoint is None else checkpoint
+        model = AutoModelForCausalLM.from_pretrained(whole, dtype=torch.float32)
+        if adapter is not None:
+            model = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload(safe_merge=True)
     except ValueError as error:
         raise ModelNotAvailableError(
             f"The version cannot be merged into {base}: {error}", param="base_model"

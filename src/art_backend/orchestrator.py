@@ -136,6 +136,7 @@ class StepRunner:
     async def _suspend(self) -> None:
         process = await self._host.running()
         try:
+            await process.guard(self._policy.drain(), deadline_s=None, doing="finishing completions")
             await self._call(process.client.pause("keep"), "pausing")
             await self._call(process.client.sleep(1), "going to sleep")
         except _ENGINE_LOST:

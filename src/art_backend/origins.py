@@ -53,6 +53,12 @@ def begin(spec: RegisterModel, base_path: Path, settings: Settings, known: Seque
     wanted = spec.init_adapter
     if wanted is None:
         return
+    if spec.full_finetune:
+        raise BadRequestError(
+            "init_adapter: a fully fine-tuned model has no adapter. Export the other one with --merged, and take the folder as"
+            " base_model.",
+            param="init_adapter",
+        )
     store = CheckpointStore(settings.checkpoints_dir(spec.project, spec.name))
     record = settings.model_dir(spec.project, spec.name) / ORIGIN
     began = json.loads(record.read_text())["init_adapter"] if record.exists() else None
@@ -118,6 +124,11 @@ def _fork(
         raise ModelNotAvailableError(
             f"{what}@{number} was trained on {source.base_model}, which is not the {spec.base_model} that {spec.name!r} is"
             " registered with. Register it with the same base model.",
+            param="init_adapter",
+        )
+    if source.full_finetune:
+        raise ModelNotAvailableError(
+            f"{what} is fully fine-tuned and has no adapter. Export it, and take the folder as base_model.",
             param="init_adapter",
         )
     _check_shape(_read_config(directory), spec.lora, f"{what}@{number}")

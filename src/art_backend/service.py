@@ -34,7 +34,7 @@ from art_backend.inference.process import EngineProcess, EngineSettings, torch_e
 from art_backend.jobs import JobBoard
 from art_backend.orchestrator import StepRunner
 from art_backend.origins import begin
-from art_backend.serving import EngineHost, Gate, ServedPolicy
+from art_backend.serving import EngineHost, Gate, ServedPolicy, WholePolicy
 from art_backend.settings import Settings
 from art_backend.store.captures import CaptureStore
 from art_backend.store.checkpoints import CheckpointStore
@@ -144,6 +144,7 @@ class Service:
             name=name,
             base_model=spec.base_model,
             lora=spec.lora,
+            full_finetune=spec.full_finetune,
             max_sequence_length=policy.max_sequence_length,
             step=policy.step,
             inference_name=name,
@@ -177,8 +178,13 @@ class Service:
     async def _serve(self, spec: RegisterModel) -> None:
         if (spec.project, spec.name) in self._policies:
             return
+        if spec.full_finetune and self.settings.engine != "torch":
+            raise BadRequestError(
+                f"full_finetune: the {self.settings.engine} engine serves adapters here; start the service with --engine torch.",
+                param="full_finetune",
+            )
         path = await asyncio.to_thread(find_base_model, spec.base_model, cache=self.settings.cache)
-        host = self._host(spec.base_model, path, self._rank(spec))
+        host = self._host(spec, path, self._rank(spec))
         if spec.lora.rank > host.settings.max_lora_rank:
             async with self._device:
                 await host.take_rank(spec.lora.rank)
@@ -190,7 +196,8 @@ class Service:
                 param="max_sequence_length",
             )
         renderer = await asyncio.to_thread(ChatRenderer.load, path, spec.base_model)
-        self._policies[spec.project, spec.name] = ServedPolicy(
+        kind = WholePolicy if spec.full_finetune else ServedPolicy
+        self._policies[spec.project, spec.name] = kind(
             project=spec.project,
             name=spec.name,
             host=host,
@@ -223,8 +230,11 @@ class Service:
         except ServiceError as error:
             _log.error("%s", error.message)
 
-    def _host(self, base_model: str, path: Path, max_lora_rank: int = MAX_LORA_RANK) -> EngineHost:
-        if base_model not in self._hosts:
+    def _host(self, spec: RegisterModel, path: Path, max_lora_rank: int = MAX_LORA_RANK) -> EngineHost:
+        """The engine of a base model; a fully fine-tuned model has one of its own."""
+        base_model = spec.base_model
+        key = f"{base_model} {spec.project}/{spec.name}" if spec.full_finetune else base_model
+        if key not in self._hosts:
             settings = EngineSettings(
                 model_path=path,
                 served_name=base_model,
@@ -235,8 +245,8 @@ class Service:
                 log_path=self.settings.log_dir / "engine.log",
                 start_timeout_s=self.settings.engine_start_timeout_s,
             )
-            self._hosts[base_model] = EngineHost(settings, Gate(self.settings.hold_timeout_s), self._start_engine)
-        return self._hosts[base_model]
+            self._hosts[key] = EngineHost(settings, Gate(self.settings.hold_timeout_s), self._start_engine)
+        return self._hosts[key]
 
     def _rank(self, spec: RegisterModel) -> int:
         """The largest rank that the engine is made for; vLLM keeps room and computes for it, whatever is loaded."""
@@ -379,6 +389,7 @@ class Service:
             setup = ModelSetup(
                 base_path=policy.host.settings.model_path,
                 lora=spec.lora,
+                full_finetune=spec.full_finetune,
                 max_sequence_length=policy.max_sequence_length,
                 checkpoints=policy.checkpoints.directory,
                 user_code=self.settings.user_code,

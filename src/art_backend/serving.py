@@ -97,6 +97,8 @@ class EngineHost:
         self._start = start
         self.adapters: dict[str, Path] = {}
         """Adapters loaded in the running engine, by name."""
+        self.weights: str = settings.served_name
+        """Name of the weights that the running engine's model itself has."""
         self._process: EngineProcess | None = None
         self._starting = asyncio.Lock()
         self._deaths = 0
@@ -147,6 +149,13 @@ class EngineHost:
             await process.guard(process.client.load_adapter(name, path), deadline_s=120, doing=f"loading {name}")
             self.adapters[name] = path
 
+    async def load_weights(self, name: str, path: Path) -> None:
+        """Make sure that the engine's model itself has the weights ``name``."""
+        process = await self.running()
+        if name != self.weights:
+            await process.guard(process.client.load_weights(name, path), deadline_s=600, doing=f"loading {name}")
+            self.weights = name
+
     async def unload(self, name: str) -> None:
         if self._process is not None and self._process.alive and self.adapters.pop(name, None):
             await self._process.client.unload_adapter(name)
@@ -168,6 +177,7 @@ class EngineHost:
             await self._process.stop()
             self._process = None
             self.adapters.clear()
+            self.weights = self.settings.served_name
 
     async def _bury(self) -> None:
         self._deaths += 1
@@ -186,7 +196,7 @@ class EngineHost:
 
 
 class ServedPolicy:
-    """One registered model on its engine (a ``ServedModel`` of the gateway).
+    """One registered model on its engine (a ``ServedModel`` of the gateway), by an adapter for each version.
 
     Args:
         checkpoints: Where its versions are; the highest step is the latest version.
@@ -216,6 +226,8 @@ class ServedPolicy:
         self._accounted = host.gate.meter.read()
         self._keep_versions = keep_versions
         self._leases: Counter[int] = Counter()
+        self._ended = asyncio.Event()
+        """Set whenever a lease ends."""
         self._recent: list[int] = []
         self._loading = asyncio.Lock()
 
@@ -238,6 +250,7 @@ class ServedPolicy:
             raise await self.host.explain_failure(error) from error
         finally:
             self._leases[version] -= 1
+            self._ended.set()
 
     async def load(self, step: int) -> EngineClient:
         """Make sure that version ``step`` is loaded; return the engine's client."""
@@ -262,6 +275,9 @@ class ServedPolicy:
         before, self._accounted = self._accounted, spent
         return spent.since(before)
 
+    async def drain(self) -> None:
+        """Wait for what must end before training begins: nothing, since each completion goes on with its own adapter."""
+
     def leased_steps(self) -> list[int]:
         """Versions that somebody holds a lease on."""
         return [step for step, count in self._leases.items() if count]
@@ -278,3 +294,39 @@ class ServedPolicy:
             if not self._leases[step] and step != self.step:
                 await self.host.unload(self.engine_name(step))
                 self._recent.remove(step)
+
+
+class WholePolicy(ServedPolicy):
+    """A fully fine-tuned model on an engine of its own, which holds one version at a time.
+
+    Completions in flight finish before the weights change, so each is of one version. Versions but the latest are not served.
+    """
+
+    async def withdraw(self) -> None:
+        """For a model that is deleted: end its engine."""
+        await self.host.stop()
+
+    async def drain(self) -> None:
+        """Return once no completion is in flight. Call it while the gate is closed."""
+        while any(self._leases.values()):
+            self._ended.clear()
+            await self._ended.wait()
+
+    async def load(self, step: int) -> EngineClient:
+        """Make sure that the engine has version ``step``, which is the latest or becomes it; return its client."""
+        process = await self.host.running()
+        async with self._loading:
+            published = self.host.gate.is_closed and step > self.step
+            if step != self.step and not published:
+                raise NotFoundError(
+                    f"Model {self.name!r} is fully fine-tuned: of its versions only the latest, {self.step}, is served, not {step}."
+                    " Follow the latest version, or export the other one.",
+                    param="model",
+                )
+            path = self.checkpoints.path(step) if step else self.host.settings.model_path
+            if step and step not in self.checkpoints.steps():
+                raise NotFoundError(
+                    f"Model {self.name!r} has no version {step}; the latest is {self.step}.", param="model"
+                )
+            await self.host.load_weights(self.engine_name(step), path)
+        return process.client

@@ -15,7 +15,7 @@ from art_backend.inference.contract import Generation
 from art_backend.inference.process import EngineSettings
 from art_backend.orchestrator import StepRunner
 from art_backend.process import ProcessDiedError
-from art_backend.serving import EngineHost, Gate, ServedPolicy
+from art_backend.serving import EngineHost, Gate, ServedPolicy, WholePolicy
 from art_backend.training.types import Canary, ScoredTrajectory, StepInput, StepOutput
 
 BASE = "base"
@@ -56,6 +56,10 @@ class FakeEngine:
     async def unload_adapter(self, name):
         self._note(f"unload({name})")
         self.served.remove(name)
+
+    async def load_weights(self, name, path):
+        self._note(f"weights({name})")
+        self.served = {name}
 
     async def models(self):
         self._note("models")
@@ -151,12 +155,12 @@ class FakeTrainer:
 
 
 class World:
-    def __init__(self, keep_versions=2):
+    def __init__(self, keep_versions=2, kind=ServedPolicy):
         self.calls = []
         self.engines = Engines(self.calls)
         self.host = self.engines.host
         self.checkpoints = FakeCheckpoints()
-        self.policy = ServedPolicy(
+        self.policy = kind(
             project="p",
             name="m",
             host=self.host,
@@ -310,3 +314,51 @@ async def test_an_old_version_can_be_asked_for_and_an_unknown_one_is_named():
     with pytest.raises(NotFoundError, match=r"no version 9. Versions: \[0, 1, 2, 3\]"):
         async with world.policy.lease(step=9):
             pass
+
+
+async def test_whole_weights_are_replaced_when_nothing_is_in_flight():
+    world = World(kind=WholePolicy)
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def ask():
+        async with world.policy.lease() as lease:
+            entered.set()
+            await leave.wait()
+            return lease.engine_model
+
+    asking = asyncio.ensure_future(ask())
+    await entered.wait()
+    step = asyncio.ensure_future(world.step())
+    await asyncio.sleep(0.05)
+    assert world.calls == [], "the step waits for the completion"
+    leave.set()
+    assert await asking == BASE
+    await step
+    assert world.calls == [
+        "pause(keep) [held]",
+        "sleep(1) [held]",
+        "train(1)",
+        "wake_up(weights) [held]",
+        "weights(p/m@1) [held]",
+        "wake_up(kv_cache) [held]",
+        "resume [held]",
+        "models [held]",
+        "canary(p/m@1) [held]",
+    ]
+    with pytest.raises(NotFoundError, match="only the latest, 1, is served, not 0"):
+        async with world.policy.lease(step=0):
+            pass
+
+
+async def test_whole_weights_that_are_not_proven_are_replaced_by_the_last_ones_again():
+    world = World(kind=WholePolicy)
+    await world.step()
+    world.engines.engine.logprob = -2.0
+    with pytest.raises(EngineFailedError, match="does not serve the weights of step 2"):
+        await world.step()
+    async with world.policy.lease() as lease:
+        assert lease.engine_model == "p/m@1"
+    assert world.calls[-1] == "weights(p/m@1)"
+    world.engines.kill()
+    async with world.policy.lease() as lease:
+        assert (lease.engine_model, world.calls[-2:]) == ("p/m@1", ["start", "weights(p/m@1)"])

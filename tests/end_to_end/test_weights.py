@@ -1,11 +1,15 @@
 """Weights on their way in and out of the whole product: export, and models that begin as others."""
 
+import asyncio
+
+import openai
+import psutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import art
-from art.errors import ConflictError, ModelNotAvailableError
+from art.errors import BackendError, ConflictError, ModelNotAvailableError
 from art_backend.export import export_model
 from art_backend.settings import Settings
 
@@ -77,3 +81,56 @@ async def test_forks_and_exports_answer_like_what_was_trained(tmp_path, tiny_mod
             target = tmp_path / f"out-{merged}"
             export_model(Settings(path=path), "test/parent", target, merged=merged)
             assert ask_plainly(target) == pytest.approx(answer, abs=BF16_NATS)
+
+
+async def test_a_fully_fine_tuned_model_is_served_as_it_was_trained_and_survives_kill_9(tmp_path, tiny_model_path):
+    path = tmp_path / "art"
+    backend = art.LocalBackend(path=str(path))
+    model = make_model(tiny_model_path, "whole", init_args={"full_finetuning": True})
+    await model.register(backend)
+    base = await ask(model)
+    words = asyncio.ensure_future(talk(model))  # completions are in flight while weights change
+    for _ in range(2):
+        await model.train_sft([lesson("yes")] * 10, art.TrainSFTConfig(learning_rate=1e-3))
+    versions = await words
+    assert versions == sorted(versions)
+    answer = await ask(model)
+    assert answer != pytest.approx(base, abs=BF16_NATS)
+    checkpoint = path / "test/models/whole/checkpoints/0002"
+    assert ask_plainly(checkpoint) == pytest.approx(answer, abs=BF16_NATS)
+    client = model.openai_client()
+    with pytest.raises(openai.NotFoundError, match="of its versions only the latest, 2, is served, not 1"):
+        await client.chat.completions.create(model="whole@1", messages=[QUESTION], max_tokens=1)
+
+    health = await backend.get_health()
+    psutil.Process(next(p.pid for p in health.processes if p.name.startswith("engine"))).kill()
+    assert await ask(model) == pytest.approx(answer, abs=1e-4), "a new engine serves the same version"
+    health = await backend.get_health()
+    service = psutil.Process(health.processes[0].pid).parent()
+    training = asyncio.ensure_future(model.train_sft([lesson("no")] * 400))
+    await asyncio.sleep(0.3)
+    service.kill()
+    with pytest.raises(BackendError):
+        await training
+    await backend.close()
+
+    async with art.LocalBackend(path=str(path)) as again:
+        model = make_model(tiny_model_path, "whole", init_args={"full_finetuning": True})
+        await model.register(again)
+        assert await model.get_step() == 2
+        assert await ask(model) == pytest.approx(answer, abs=1e-4)
+        with pytest.raises(ConflictError, match="full_finetune"):
+            await make_model(tiny_model_path, "whole").register(again)
+    export_model(Settings(path=path), "whole", tmp_path / "out")
+    assert ask_plainly(tmp_path / "out") == pytest.approx(answer, abs=BF16_NATS)
+
+
+async def talk(model, calls=40):
+    """Policy versions of completions, one after the other."""
+    versions = []
+    for _ in range(calls):
+        answer = await model.openai_client().chat.completions.create(
+            model="whole", messages=[QUESTION], max_tokens=20, temperature=1.0
+        )
+        versions.append(answer.choices[0].model_extra["art"]["policy_version"])
+    return versions

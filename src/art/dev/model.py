@@ -14,6 +14,7 @@ class InitArgs(TypedDict, total=False):
     load_in_8bit: bool
     load_in_16bit: bool
     full_finetuning: bool
+    """Train all weights instead of an adapter."""
     token: str | None
     device_map: str
     rope_scaling: dict[str, Any] | None

@@ -8,7 +8,7 @@ class Checkpoint(Wire):
 
     step: int
     path: str
-    """Directory on the backend's machine; holds a PEFT adapter that loads anywhere."""
+    """Directory on the backend's machine; holds a PEFT adapter, or a whole model, that loads anywhere."""
     created_at: float
     size_bytes: int
 

@@ -27,6 +27,8 @@ class RegisterModel(Wire):
     base_model: str = Field(min_length=1)
     """A local path, a hub id, or a name that the service can resolve."""
     lora: LoraSpec = LoraSpec()
+    full_finetune: bool = False
+    """Train all weights instead of an adapter. The model gets an engine of its own, which serves its latest version."""
     init_adapter: str | None = None
     """Where a model without checkpoints begins: a PEFT adapter's directory on the backend's machine, or ``project/name@step``
     (or ``@latest``) of another model of the service. ``None`` begins at the base model with a fresh adapter."""
@@ -44,6 +46,8 @@ class ModelInfo(Wire):
     name: str
     base_model: str
     lora: LoraSpec
+    full_finetune: bool = False
+    """Whether all weights are trained; ``lora`` has no meaning then."""
     max_sequence_length: int
     step: int
     """The latest policy version; 0 before the first training step."""

@@ -105,6 +105,13 @@ class EngineClient:
         """Stop serving ``name``. Completions in flight finish on it."""
         await self._post("/v1/unload_lora_adapter", {"lora_name": name})
 
+    async def load_weights(self, name: str, path: Path) -> None:
+        """Replace the model's own weights by those in the Hugging Face folder ``path``, served as ``name`` from now on.
+
+        Nothing may be in flight: pause with mode ``wait`` first. Only the embedded engine can do this.
+        """
+        await self._post("/v1/load_weights", {"name": name, "path": str(path)})
+
     async def models(self) -> list[str]:
         """Names that are served: the base model and each adapter."""
         return [row["id"] for row in (await self._get("/v1/models"))["data"]]

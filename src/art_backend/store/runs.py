@@ -242,6 +242,7 @@ def _refuse_change(stored: RegisterModel, wanted: RegisterModel) -> None:
     for field, old, new in (
         ("base_model", stored.base_model, wanted.base_model),
         ("lora", stored.lora.model_dump(), wanted.lora.model_dump()),
+        ("full_finetune", stored.full_finetune, wanted.full_finetune),
     ):
         if old != new:
             raise ConflictError(

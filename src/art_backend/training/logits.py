@@ -69,7 +69,7 @@ def target_logprobs(
 
     Args:
         hidden: [S, H]; the final hidden state of each slot, in the compute type.
-        head: [V, H]; the output embedding, frozen.
+        head: [V, H]; the output embedding. Where it is trained it gets a gradient, too.
         temperatures: [S] float32.
         slots: [N] int64, ascending; the slot that predicts each target.
         tokens: [N] int64; the target ids.
@@ -134,6 +134,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, head, temperatures, slots, tokens, logprobs, entropy, *kept = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
+        grad_head = torch.zeros(head.shape, device=head.device) if ctx.needs_input_grad[1] else None
         for i, (start, stop) in enumerate(_chunks(hidden.shape[0], head.shape[0])):
             temperature = temperatures[start:stop]
             of_entropy = None
@@ -161,7 +162,9 @@ class _ChunkedLogprobs(torch.autograd.Function):
             if of_entropy is not None:
                 grad_logits = grad_logits + of_entropy.to(head.dtype)
             grad_hidden[start:stop] = grad_logits @ head
-        return grad_hidden, None, None, None, None, None, None
+            if grad_head is not None:
+                grad_head += grad_logits.t() @ hidden[start:stop]
+        return grad_hidden, None if grad_head is None else grad_head.to(head.dtype), None, None, None, None, None
 
 
 def _entropy_gradient(scaled: Tensor, entropy: Tensor, incoming: Tensor) -> Tensor:

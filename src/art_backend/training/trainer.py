@@ -23,10 +23,12 @@ from art_backend.errors import (
     TrainerFailedError,
 )
 from art_backend.store.checkpoints import CheckpointStore
+from art_backend.training.adapter_policy import AdapterPolicy
 from art_backend.training.algorithms import PRESETS
 from art_backend.training.attention import Kind
 from art_backend.training.batch import Member, StepBatch, build_batch, weigh
 from art_backend.training.canaries import CanaryProbe
+from art_backend.training.full_policy import FullPolicy
 from art_backend.training.memory import return_free_memory
 from art_backend.training.metrics import Progress, SftMeter, StepMeter, UpdateMeter
 from art_backend.training.optimizers import FlatAdamW, FlatOptimizer, load_optimizer, make_optimizer
@@ -109,13 +111,7 @@ class Trainer:
         setup = self._setup
         directory = self._store.verify(step) if step else None
         self._loaded = None
-        policy = Policy(
-            setup.base_path,
-            setup.lora,
-            precision=setup.precision,
-            attention=self._attention,
-            max_length=setup.max_sequence_length,
-        )
+        policy = self._open_policy()
         optimizer: FlatOptimizer = FlatAdamW(policy.weights)
         state = TrainerState(step=0, base_model=fingerprint_base(setup.base_path))
         torch.manual_seed(setup.lora.seed)
@@ -127,13 +123,25 @@ class Trainer:
                     "Register the model under a new name, or with the base model that it was trained on.",
                     param="base_model",
                 )
-            policy.load_adapter(directory)
+            policy.load(directory)
             tensors = read_tensors(directory)
             if tensors:
                 torch.set_rng_state(tensors.pop(_RNG))
                 optimizer = load_optimizer(policy.weights, tensors)
             state = saved
         return Loaded(policy, optimizer, state)
+
+    def _open_policy(self) -> Policy:
+        setup = self._setup
+        if setup.full_finetune:
+            return FullPolicy(setup.base_path, precision=setup.precision, attention=self._attention)
+        return AdapterPolicy(
+            setup.base_path,
+            setup.lora,
+            precision=setup.precision,
+            attention=self._attention,
+            max_length=setup.max_sequence_length,
+        )
 
     def _step(self, step: StepInput, loaded: "Loaded", on_progress: Progress) -> StepOutput:
         policy, options = loaded.policy, step.options
@@ -279,7 +287,7 @@ class Trainer:
             return self._store.link(state.step - 1, state.step, lambda directory: write_state(directory, state))
 
         def write(directory: Path) -> None:
-            loaded.policy.save_adapter(directory, str(self._setup.base_path))
+            loaded.policy.save(directory)
             write_tensors(directory, {**loaded.optimizer.tensors(), _RNG: torch.get_rng_state()})
             write_state(directory, state)
 

@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, TrainerCallback
 
 from art.wire import Algorithm, TrainOptions
 from art_backend.errors import BadRequestError
+from art_backend.training.adapter_policy import AdapterPolicy
 from art_backend.training.algorithms import PRESETS
 from art_backend.training.batch import StepBatch, weigh
 from art_backend.training.losses import clipped_importance
@@ -53,6 +54,11 @@ class TrlTrainer(Trainer):
                 "trainer='trl' needs TRL, which is not installed here. Install it: pip install 'art-trainer[trl]'",
                 param="options.trainer",
             )
+        if setup.full_finetune:
+            raise BadRequestError(
+                "trainer='trl' trains adapters; a fully fine-tuned model is trained with trainer='art'.",
+                param="options.trainer",
+            )
         super().__init__(setup, attention="dense")
 
     def _reinforce(
@@ -63,6 +69,12 @@ class TrlTrainer(Trainer):
         rows = weigh(batch.members, PRESETS[options.algorithm].reduction, self._setup.max_sequence_length)
         _check_temperatures(rows)
         _check_structures(rows)
+        if any(np.isnan(row.logprobs[row.trained]).any() for row in rows):
+            raise BadRequestError(
+                "trainer='trl' needs the log-probabilities that tokens were sampled with; train what was not captured with"
+                " trainer='art'.",
+                param="options.trainer",
+            )
         total = sum(row.token_ids.size for row in rows) * options.epochs
         meter = StepMeter()
         if not rows:
@@ -72,11 +84,13 @@ class TrlTrainer(Trainer):
             self._apply(options, rate, loaded, meter)
             loaded.policy.gradient.zero_()
 
-        loaded.policy.gradient.zero_()
-        optimizer = _OurOptimizer(list(loaded.policy.model.parameters()), apply)
+        policy = loaded.policy
+        assert isinstance(policy, AdapterPolicy)
+        policy.gradient.zero_()
+        optimizer = _OurOptimizer(list(policy.model.parameters()), apply)
         with tempfile.TemporaryDirectory(prefix="art-trl-") as directory:
-            measured = self._run_trl(rows, options, loaded, optimizer, directory, lambda done: on_progress(done, total))
-        loaded.policy.model.eval()
+            measured = self._run_trl(rows, options, policy, optimizer, directory, lambda done: on_progress(done, total))
+        policy.model.eval()
         tokens = float(sum(int(row.trained.sum()) for row in rows) * options.epochs)
         metrics = meter.metrics(learning_rate=rate, parts=1) | {
             "data/step_trainer_tokens": tokens if meter.updates else 0.0,
@@ -92,7 +106,7 @@ class TrlTrainer(Trainer):
         self,
         rows: list[TrainingRow],
         options: TrainOptions,
-        loaded: Loaded,
+        policy: AdapterPolicy,
         optimizer: torch.optim.Optimizer,
         directory: str,
         on_tokens: Any,
@@ -113,7 +127,7 @@ class TrlTrainer(Trainer):
             return value
 
         trainer = GRPOTrainer(
-            model=loaded.policy.model,
+            model=policy.model,
             reward_funcs=value,
             args=GRPOConfig(
                 output_dir=directory,
@@ -128,7 +142,7 @@ class TrlTrainer(Trainer):
                 max_grad_norm=0.0,  # our optimiser clips
                 lr_scheduler_type="constant",
                 gradient_checkpointing=options.gradient_checkpointing,
-                use_cpu=loaded.policy.device.type == "cpu",
+                use_cpu=policy.device.type == "cpu",
                 bf16=False,  # the model already computes in its type
                 report_to="none",
                 save_strategy="no",

@@ -29,6 +29,8 @@ class ModelSetup:
     """Directory that holds one directory per step."""
     precision: Precision = "auto"
     """Type of the computation; ``auto`` takes bfloat16 where the hardware multiplies it faster."""
+    full_finetune: bool = False
+    """Whether all weights are trained instead of an adapter."""
     user_code: Path | None = None
     """Directory whose modules may define advantages and losses; ``None``: no user code is loaded."""
 

@@ -58,6 +58,7 @@ def encode_setup(setup: ModelSetup) -> dict[str, Any]:
         "max_sequence_length": setup.max_sequence_length,
         "checkpoints": str(setup.checkpoints),
         "precision": setup.precision,
+        "full_finetune": setup.full_finetune,
         "user_code": None if setup.user_code is None else str(setup.user_code),
     }
 
@@ -69,6 +70,7 @@ def decode_setup(data: dict[str, Any]) -> ModelSetup:
         max_sequence_length=data["max_sequence_length"],
         checkpoints=Path(data["checkpoints"]),
         precision=data["precision"],
+        full_finetune=data["full_finetune"],
         user_code=None if data["user_code"] is None else Path(data["user_code"]),
     )
 

@@ -20,9 +20,9 @@ from art.wire import LoraSpec, TrainOptions
 from art_backend.grammar import GrammarVocabulary
 from art_backend.inference.contract import Structure
 from art_backend.inference.process import EngineProcess, EngineSettings
+from art_backend.training.adapter_policy import AdapterPolicy
 from art_backend.training.batch import build_batch, weigh
 from art_backend.training.packing import pack_rows
-from art_backend.training.policy import Policy
 from art_backend.training.structures import StructureReplay
 from art_backend.training.targets import read_targets
 from art_backend.training.types import ScoredTrajectory, StepInput
@@ -292,7 +292,7 @@ async def test_the_trainer_sees_the_distribution_that_was_sampled(running, rollo
     rows = running.captures.rows(rollout.id).rows
     assert sorted(len(row.structures) for row in rows) == [0, 1, 1, 1]
     other = ScoredTrajectory(0.0, [rows[0].model_copy(update={"token_ids": [*rows[0].token_ids[:-1], 2]})])
-    policy = Policy(model_path, LoraSpec(rank=4, alpha=8), precision="float32")
+    policy = AdapterPolicy(model_path, LoraSpec(rank=4, alpha=8), precision="float32")
     replay = StructureReplay(model_path, policy.vocabulary)
     step = StepInput([[ScoredTrajectory(1.0, rows), other]], TrainOptions(), 1)
     batch = build_batch(step, vocabulary=policy.vocabulary, max_length=2000, structures=replay)

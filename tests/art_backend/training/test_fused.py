@@ -8,10 +8,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
 from art.wire import LoraSpec
-from art_backend.training import policy as policy_module
+from art_backend.training import adapter_policy as policy_module
+from art_backend.training.adapter_policy import AdapterPolicy
 from art_backend.training.fused import FrozenRmsNorm, SwiGluMlp, fuse
 from art_backend.training.packing import plain_pack
-from art_backend.training.policy import Policy
 
 
 @pytest.fixture(params=["llama", "qwen2", "qwen3"])
@@ -30,7 +30,7 @@ def make_policy(path, precision, fused, monkeypatch, targets=None):
     with monkeypatch.context() as patch:
         if not fused:
             patch.setattr(policy_module, "fuse", lambda model: None)
-        policy = Policy(path, LoraSpec(rank=4, alpha=8, target_modules=targets), precision=precision)
+        policy = AdapterPolicy(path, LoraSpec(rank=4, alpha=8, target_modules=targets), precision=precision)
     torch.manual_seed(2)
     policy.weights.copy_(torch.randn_like(policy.weights) * 0.05)
     policy.publish_weights()

@@ -10,8 +10,8 @@ import torch
 from art.wire import TrainOptions
 from art_backend.errors import BadRequestError
 from art_backend.training import update
+from art_backend.training.adapter_policy import AdapterPolicy
 from art_backend.training.packing import plain_pack
-from art_backend.training.policy import Policy
 from art_backend.training.trainer import Trainer
 from art_backend.training.types import StepInput
 
@@ -50,7 +50,7 @@ def test_checkpointing_recomputes_the_same_gradient(run, make_groups):
 
 
 def test_checkpointing_keeps_less_for_the_backward_pass(setup, base_path):
-    policy = Policy(base_path, setup.lora, precision="float32")
+    policy = AdapterPolicy(base_path, setup.lora, precision="float32")
     pack = plain_pack(torch.arange(1, 60).numpy())
 
     def kept():

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from art.wire import LoraSpec
+from art_backend.training.adapter_policy import AdapterPolicy
 from art_backend.training.packing import TrainingRow, pack_rows
-from art_backend.training.policy import Policy
 from art_backend.training.targets import read_targets
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
@@ -17,7 +17,7 @@ TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
 @pytest.fixture(scope="module", params=["branches", "dense"])
 def policy(base_path, request):
-    policy = Policy(base_path, LoraSpec(rank=4, alpha=8), precision="float32", attention=request.param)
+    policy = AdapterPolicy(base_path, LoraSpec(rank=4, alpha=8), precision="float32", attention=request.param)
     torch.manual_seed(1)
     policy.weights.copy_(torch.randn_like(policy.weights) * 0.1)  # a fresh adapter changes nothing; this one does
     policy.publish_weights()

@@ -8,11 +8,11 @@ from tests.support.tiny import build_tiny_tokenizer
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from art.wire import Algorithm, LoraSpec, TokenRow, TrainOptions
+from art_backend.training.adapter_policy import AdapterPolicy
 from art_backend.training.algorithms import PRESETS
 from art_backend.training.batch import build_batch, weigh
 from art_backend.training.losses import TokenBatch, policy_loss
 from art_backend.training.packing import pack_rows
-from art_backend.training.policy import Policy
 from art_backend.training.targets import read_targets
 from art_backend.training.types import ScoredTrajectory, StepInput
 
@@ -54,7 +54,7 @@ def group():
 
 @pytest.fixture(scope="module")
 def policy(base_path):
-    policy = Policy(base_path, LoraSpec(rank=4, alpha=8), precision="float32")
+    policy = AdapterPolicy(base_path, LoraSpec(rank=4, alpha=8), precision="float32")
     torch.manual_seed(2)
     policy.weights.copy_(torch.randn_like(policy.weights) * 0.05)
     policy.publish_weights()
@@ -160,7 +160,7 @@ def trl_loss_and_gradient(model, group, directory, **options):
 @pytest.mark.parametrize("algorithm", list(SAME))
 def test_loss_and_gradient_equal_trl_s(policy, group, base_path, tmp_path, algorithm):
     loss, gradient = our_loss_and_gradient(policy, group, algorithm)
-    policy.save_adapter(tmp_path, str(base_path))
+    policy.save(tmp_path)
     base = AutoModelForCausalLM.from_pretrained(base_path, dtype=torch.float32)
     model = PeftModel.from_pretrained(base, tmp_path, is_trainable=True)
     their_loss, their_gradient = trl_loss_and_gradient(model, group, tmp_path, **SAME[algorithm])

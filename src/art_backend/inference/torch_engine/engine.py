@@ -26,6 +26,7 @@ from art_backend.inference.torch_engine.runner import ModelRunner
 from art_backend.inference.torch_engine.sampler import Sampled, sample
 from art_backend.inference.torch_engine.scheduler import Scheduler
 from art_backend.inference.torch_engine.sequence import Sequence
+from art_backend.inference.torch_engine.weights import WeightsError
 
 T = TypeVar("T")
 
@@ -78,6 +79,7 @@ class Engine:
     ) -> None:
         self.runner = runner
         self.served_name = served_name
+        """Name of the weights that the model itself has: the base model's, until others are loaded in their place."""
         self.max_loras = max_loras
         self.max_lora_rank = max_lora_rank
         self.counters = Counters()
@@ -131,7 +133,7 @@ class Engine:
                 return
             try:
                 future.set_result(function())
-            except (AdapterError, NameTakenError, UnknownModelError) as error:
+            except (AdapterError, NameTakenError, UnknownModelError, WeightsError) as error:
                 future.set_exception(error)
 
         self._send(run)
@@ -149,6 +151,17 @@ class Engine:
     def unload_adapter(self, name: str) -> Future[None]:
         """Stop serving ``name``; sequences in flight finish on it."""
         return self.call(lambda: self._uninstall(name))
+
+    def load_weights(self, name: str, path: Path) -> Future[None]:
+        """Replace the weights of the model itself by those of a Hugging Face folder, and serve them as ``name``.
+
+        The name that they had before is served no more, and nothing of its KV cache is left.
+
+        Raises:
+            WeightsError: A completion is still sampled from the present weights, adapters are loaded, or the folder holds
+                another model.
+        """
+        return self.call(lambda: self._replace_weights(name, path))
 
     def pause(self, mode: PauseMode) -> Future[None]:
         """Freeze (``keep``), finish (``wait``) or end (``abort``) what is in flight; hold what comes later.
@@ -288,6 +301,15 @@ class Engine:
             self._retired.add(adapter)
         else:
             self.cache.forget(adapter.id)
+
+    def _replace_weights(self, name: str, path: Path) -> None:
+        if self.scheduler.has_work or self._held:
+            raise WeightsError("Completions are in flight; pause with mode=wait before the weights are replaced.")
+        if self.adapters:
+            raise WeightsError(f"Adapters of the present weights are loaded: {list(self.adapters)}. Unload them first.")
+        self.runner.load_weights(path)
+        self.served_name = name
+        self.cache.forget()
 
     def _pause(self, mode: PauseMode, done: "Future[None]") -> None:
         if self._paused_since is None:

@@ -14,6 +14,7 @@ from art_backend.inference.torch_engine.attention import AttentionStep, ProbeSte
 from art_backend.inference.torch_engine.blocks import BLOCK_SIZE
 from art_backend.inference.torch_engine.kv_pool import KvPool, LayerShape
 from art_backend.inference.torch_engine.sequence import Chunk
+from art_backend.inference.torch_engine.weights import read_into
 
 
 class ExactHead(torch.nn.Module):
@@ -127,6 +128,11 @@ class ModelRunner:
                 "attention interface; the embedded engine cannot serve this model. Use vLLM."
             )
         return [probe.shapes[layer] for layer in range(num_layers)]
+
+    def load_weights(self, path: Path) -> None:
+        """Take the weights in ``path``, as ``weights.read_into`` does."""
+        read_into(self._model, path)
+        self.path = path
 
     def move_weights(self, device: torch.device, adapters: list[Adapter]) -> None:
         """Move the model and the matrices of ``adapters``."""

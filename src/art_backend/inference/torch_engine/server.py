@@ -20,6 +20,7 @@ from art_backend.inference.torch_engine.adapters import AdapterError
 from art_backend.inference.torch_engine.engine import Engine, NameTakenError, Output, UnknownModelError
 from art_backend.inference.torch_engine.metrics import render_metrics
 from art_backend.inference.torch_engine.sequence import Sequence
+from art_backend.inference.torch_engine.weights import WeightsError
 
 B = TypeVar("B", bound=BaseModel)
 TokenId = Annotated[int, Field(ge=0, strict=True)]
@@ -102,6 +103,11 @@ class LoadAdapterRequest(_Body):
     lora_path: str = Field(min_length=1)
 
 
+class LoadWeightsRequest(_Body):
+    name: str = Field(min_length=1)
+    path: str = Field(min_length=1)
+
+
 class UnloadAdapterRequest(_Body):
     lora_name: str
 
@@ -169,6 +175,11 @@ def build_app(engine: Engine, *, api_key: str, lifespan: Lifespan[Starlette]) ->
         await asyncio.wrap_future(engine.unload_adapter(body.lora_name))
         return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} removed.")
 
+    async def load_weights(request: Request) -> Response:
+        body = _parse(LoadWeightsRequest, await request.body())
+        await asyncio.wrap_future(engine.load_weights(body.name, Path(body.path)))
+        return PlainTextResponse(f"Success: weights {body.name!r} loaded.")
+
     async def models(request: Request) -> Response:
         base = engine.served_name
         limit = engine.runner.max_model_len
@@ -227,6 +238,7 @@ def build_app(engine: Engine, *, api_key: str, lifespan: Lifespan[Starlette]) ->
             Route("/inference/v1/generate", GenerateEndpoint(engine), methods=["POST"]),
             Route("/v1/load_lora_adapter", load_adapter, methods=["POST"]),
             Route("/v1/unload_lora_adapter", unload_adapter, methods=["POST"]),
+            Route("/v1/load_weights", load_weights, methods=["POST"]),
             Route("/v1/models", models),
             Route("/pause", pause, methods=["POST"]),
             Route("/resume", resume, methods=["POST"]),
@@ -242,6 +254,7 @@ def build_app(engine: Engine, *, api_key: str, lifespan: Lifespan[Starlette]) ->
             UnknownModelError: _refuse,
             AdapterError: _refuse,
             NameTakenError: _refuse,
+            WeightsError: _refuse,
         },
         lifespan=lifespan,
     )
