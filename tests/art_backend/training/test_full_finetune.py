@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from art.wire import SftOptions, TrainOptions
-from art_backend.errors import ModelNotAvailableError, StorageFailedError
+from art_backend.errors import BadRequestError, ModelNotAvailableError, StorageFailedError
 from art_backend.store.checkpoints import CheckpointStore
 from art_backend.training.trainer import Trainer
 from art_backend.training.types import SftInput, StepInput
@@ -121,3 +121,16 @@ def test_another_model_and_damage_are_told(full, base_path, lesson, tmp_path):
     with pytest.raises(StorageFailedError, match=r"step 1 is damaged.*model\.safetensors"):
         Trainer(full).train(sft([lesson], 2))
     assert CheckpointStore(full.checkpoints).steps() == [1]
+
+
+def test_trl_is_not_for_whole_models_or_unknown_log_probabilities(full, setup, make_groups):
+    from art_backend.training.trl import TrlTrainer
+
+    with pytest.raises(BadRequestError, match="trainer='trl' trains adapters"):
+        TrlTrainer(full)
+    groups = make_groups()
+    for group in groups:
+        for trajectory in group:
+            trajectory.rows = [row.model_copy(update={"logprobs": None}) for row in trajectory.rows]
+    with pytest.raises(BadRequestError, match="needs the log-probabilities"):
+        TrlTrainer(setup).train(StepInput(groups, TrainOptions(trainer="trl"), 1))
