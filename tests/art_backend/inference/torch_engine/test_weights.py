@@ -79,4 +79,4 @@ def test_other_models_and_damaged_files_change_nothing(make_engine, tiny_model, 
         driver.do(driver.engine.load_weights("p/m@1", version))
     with pytest.raises(WeightsError, match="lacks"):
         driver.do(driver.engine.load_weights("p/m@1", tmp_path / "nowhere"))
-    assert driver.generate(PROMPT).logprobs == pytest.approx(before.logprobs, abs=1e-6)
+    assert driver.generate(PROMPT).logprobs == pytest.approx(before.logprobs, abs=1e-4)
