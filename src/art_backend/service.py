@@ -178,7 +178,7 @@ class Service:
     async def _serve(self, spec: RegisterModel) -> None:
         if (spec.project, spec.name) in self._policies:
             return
-        if spec.full_finetune and self.settings.engine != "torch":
+        if spec.full_finetune and self.settings.engine == "vllm":
             raise BadRequestError(
                 f"full_finetune: the {self.settings.engine} engine serves adapters here; start the service with --engine torch.",
                 param="full_finetune",
@@ -245,7 +245,10 @@ class Service:
                 log_path=self.settings.log_dir / "engine.log",
                 start_timeout_s=self.settings.engine_start_timeout_s,
             )
-            self._hosts[key] = EngineHost(settings, Gate(self.settings.hold_timeout_s), self._start_engine)
+            # only the embedded engine, which takes any rank, can replace whole weights
+            embedded = self._takes_any_rank or not spec.full_finetune
+            start = self._start_engine if embedded else EngineProcess.start
+            self._hosts[key] = EngineHost(settings, Gate(self.settings.hold_timeout_s), start)
         return self._hosts[key]
 
     def _rank(self, spec: RegisterModel) -> int:
