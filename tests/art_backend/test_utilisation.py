@@ -5,7 +5,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.support.scripted_engine import serve
 
-from art.wire import TokenRow
+from art.wire import RegisterModel, TokenRow
 from art_backend.app import build_app
 from art_backend.errors import BusyError
 from art_backend.service import Service
@@ -88,7 +88,8 @@ async def test_prometheus_reads_it(tmp_path, tiny_model_path):
     import httpx
 
     service = Service(Settings(path=tmp_path, api_key="key"))
-    host = service._host(str(tiny_model_path), tiny_model_path)
+    spec = RegisterModel(project="p", name="m", base_model=str(tiny_model_path))
+    host = service._host(spec, tiny_model_path)
     policy = ServedPolicy(
         project="p",
         name="m",
