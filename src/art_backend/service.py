@@ -63,11 +63,7 @@ class Service:
         start_engine: Starts an engine; ``None`` starts what the settings ask for.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        start_engine: StartEngine | None = None,
-    ) -> None:
+    def __init__(self, settings: Settings, start_engine: StartEngine | None = None) -> None:
         self.settings = settings
         self._takes_any_rank = True
         if start_engine is None:
