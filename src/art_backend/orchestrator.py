@@ -93,12 +93,12 @@ class StepRunner:
                 clock.lap("time/step_hold_s")
                 try:
                     output = await self._train(given, report)
+                    clock.lap("time/step_trainer_s")
+                    report(TrainProgress(phase="publishing"))
+                    difference = await self._publish(output)
                 except BaseException:
                     await self._restore()
                     raise
-                clock.lap("time/step_trainer_s")
-                report(TrainProgress(phase="publishing"))
-                difference = await self._publish(output)
                 clock.lap("time/step_publish_s")
                 report(TrainProgress(phase="resuming"))
             finally:
@@ -182,7 +182,7 @@ class StepRunner:
         worst = 0.0
         for canary in output.canaries:
             difference = await self._ask(client, name, canary)
-            if difference > CANARY_TOLERANCE:
+            if not difference <= CANARY_TOLERANCE:  # neither is it when it is not a number
                 raise EngineFailedError(
                     f"The engine does not serve the weights of step {output.step}: its greedy log-probability differs from "
                     f"the trainer's by {difference:.3f} nats (tolerance {CANARY_TOLERANCE}; the step itself moved it by "

@@ -99,6 +99,9 @@ class EngineHost:
         """Adapters loaded in the running engine, by name."""
         self.weights: str = settings.served_name
         """Name of the weights that the running engine's model itself has."""
+        self.uses: Counter[str] = Counter()
+        """Leases on each adapter, by name."""
+        self._changing = asyncio.Lock()
         self._process: EngineProcess | None = None
         self._starting = asyncio.Lock()
         self._deaths = 0
@@ -143,9 +146,14 @@ class EngineHost:
             self.gate.open()
 
     async def load(self, name: str, path: Path) -> None:
-        """Make sure that the engine serves the adapter ``name``."""
-        process = await self.running()
-        if name not in self.adapters:
+        """Make sure that the engine serves the adapter ``name``. One that nobody uses makes room, the oldest first."""
+        async with self._changing:
+            process = await self.running()
+            if name in self.adapters:
+                return
+            idle = [other for other in self.adapters if not self.uses[other]]
+            for other in idle[: max(0, len(self.adapters) - self.settings.max_loras + 1)]:
+                await self.unload(other)
             await process.guard(process.client.load_adapter(name, path), deadline_s=120, doing=f"loading {name}")
             self.adapters[name] = path
 
@@ -241,6 +249,7 @@ class ServedPolicy:
         await self.host.gate.enter()
         version = self.step if step is None else step
         self._leases[version] += 1
+        self.host.uses[self.engine_name(version)] += 1
         try:
             client = await self.load(version)
             with self.host.gate.meter.call():
@@ -250,6 +259,7 @@ class ServedPolicy:
             raise await self.host.explain_failure(error) from error
         finally:
             self._leases[version] -= 1
+            self.host.uses[self.engine_name(version)] -= 1
             self._ended.set()
 
     async def load(self, step: int) -> EngineClient:

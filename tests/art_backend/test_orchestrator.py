@@ -4,13 +4,14 @@ Engine and trainer are recorded fakes here: the test is about the sequence of ca
 """
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from art.wire import TokenRow, TrainOptions
 from art_backend.errors import BadRequestError, BusyError, EngineFailedError, NotFoundError, TrainerFailedError
-from art_backend.inference.client import EngineUnreachableError
+from art_backend.inference.client import EngineError, EngineUnreachableError
 from art_backend.inference.contract import Generation
 from art_backend.inference.process import EngineSettings
 from art_backend.orchestrator import StepRunner
@@ -300,6 +301,40 @@ async def test_old_versions_are_unloaded_unless_somebody_uses_them():
     await world.step()
     # version 2 was the one served while version 3 was not proven yet, so it goes with the next step
     assert world.engines.engine.served == {BASE, "p/m@2", "p/m@3"}
+
+
+async def test_the_oldest_adapter_that_nobody_uses_makes_room():
+    world = World(keep_versions=9)
+    world.host.settings = replace(world.host.settings, max_loras=2)
+    await world.step()
+    await world.step()
+    async with world.policy.lease(step=1):
+        await world.step()
+    assert world.engines.engine.served == {BASE, "p/m@1", "p/m@3"}
+    async with world.policy.lease(step=2) as lease:
+        assert lease.engine_model in world.engines.engine.served
+    assert world.engines.engine.served == {BASE, "p/m@2", "p/m@3"}
+
+
+async def test_an_adapter_that_the_engine_refuses_leaves_it_awake():
+    world = World()
+
+    async def refuse(name, path):
+        raise EngineError(400, "no room")
+
+    world.engines.engine.load_adapter = refuse
+    with pytest.raises(EngineError, match="no room"):
+        await world.step()
+    assert world.calls[-2:] == ["wake_up(weights+kv_cache) [held]", "resume [held]"]
+    assert not world.host.gate.is_closed
+
+
+async def test_a_canary_that_is_not_a_number_proves_nothing():
+    world = World()
+    world.engines.engine.logprob = float("nan")
+    with pytest.raises(EngineFailedError, match="does not serve the weights of step 1"):
+        await world.step()
+    assert world.policy.step == 0
 
 
 async def test_an_old_version_can_be_asked_for_and_an_unknown_one_is_named():

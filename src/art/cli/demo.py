@@ -1,5 +1,6 @@
 """``art demo``."""
 
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -44,8 +45,8 @@ def demo(
     from art.demo.run import INTERRUPTED, DemoOptions, run_demo
     from art.errors import ARTError
 
-    if learning_rate <= 0:
-        raise typer.BadParameter("it must be above 0.", param_hint="--learning-rate")
+    if not 0 < learning_rate < math.inf:
+        raise typer.BadParameter("it must be a finite number above 0.", param_hint="--learning-rate")
     if backend is not None and not backend.startswith(("http://", "https://")):
         raise typer.BadParameter("give an address such as http://127.0.0.1:8000.", param_hint="--backend")
     directory = (output or Path(".art", "demo", f"seed-{seed}")).resolve()

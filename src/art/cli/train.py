@@ -1,5 +1,6 @@
 """``art train``."""
 
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,8 +48,8 @@ def train(
 
     The function takes a model and a scenario, and returns a Trajectory with its reward.
     """
-    if learning_rate <= 0:
-        raise typer.BadParameter("it must be above 0.", param_hint="--learning-rate")
+    if not 0 < learning_rate < math.inf:
+        raise typer.BadParameter("it must be a finite number above 0.", param_hint="--learning-rate")
     run, found = find_object(rollout, "MODULE:ROLLOUT"), read_scenarios(scenarios, "--scenarios")
     project, name, step = split_model(model, "--model")
     if step is not None:

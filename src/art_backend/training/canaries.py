@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from art_backend.errors import TrainerFailedError
 from art_backend.training.logits import greedy_logprobs
 from art_backend.training.packing import TrainingRow, plain_pack
 from art_backend.training.policy import Policy
@@ -42,10 +43,19 @@ class CanaryProbe:
         return cls(windows, [_measure(window, policy) for window in windows])
 
     def finish(self, policy: Policy) -> list[Canary]:
-        """Measure again; return the prompt of each window that moved most, the most moved first."""
+        """Measure again; return the prompt of each window that moved most, the most moved first.
+
+        Raises:
+            TrainerFailedError: The new weights give no finite log-probability.
+        """
         canaries: list[Canary] = []
         for window, before in zip(self.windows, self.before, strict=True):
             after = _measure(window, policy)
+            if not bool(after.isfinite().all()):
+                raise TrainerFailedError(
+                    "The update gave weights whose log-probabilities are not finite; nothing was saved, and the last version"
+                    " is served as before. Lower learning_rate, or look for extreme rewards."
+                )
             moved = (after - before).abs()
             moved[: min(MIN_PROMPT, window.size) - 1] = -1.0  # a few tokens are no prompt
             at = int(moved.argmax())

@@ -214,6 +214,14 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_three_in_a_row_are_an_erro
     assert trainer.train(step_of(bad, 5, **options)).reason is not None  # counted from one again
 
 
+def test_an_update_that_ruins_the_model_is_not_saved(setup, honest):
+    trainer = Trainer(setup)
+    with pytest.raises(TrainerFailedError, match="not finite; nothing was saved"):
+        trainer.train(step_of(honest, learning_rate=1e30))
+    assert CheckpointStore(setup.checkpoints).latest_step() == 0
+    assert trainer.train(step_of(honest)).trained
+
+
 def test_canaries_are_what_the_published_adapter_answers(setup, honest, base_path):
     output = Trainer(setup).train(step_of(honest))
     after = published(base_path, output.checkpoint)
