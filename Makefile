@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 VLLM   := .venv-vllm
-STEPS  ?=
-ENGINE ?= auto
+STEPS   ?=
+WORKERS ?= 2
+ENGINE  ?= auto
 MODEL  := HuggingFaceTB/SmolLM2-135M-Instruct
 
 FRAMEWORKS := .venv-frameworks
@@ -43,8 +44,8 @@ $(VLLM)/.ready: constraints-vllm.txt
 demo: setup $(if $(filter vllm,$(ENGINE)),vllm)  ## Train a small model at tic-tac-toe and show it getting better (STEPS=n, ENGINE=torch|vllm)
 	@$(if $(filter vllm,$(ENGINE)),ART_VLLM_PYTHON=$(VLLM)/bin/python) $(BIN)/art demo $(if $(STEPS),--steps $(STEPS)) --engine $(ENGINE)
 
-test: setup  ## Run the tests
-	@$(BIN)/python -m pytest
+test: setup  ## Run the tests (WORKERS=n at a time)
+	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 test-vllm: setup vllm  ## Run the tests that need vLLM
 	@ART_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm

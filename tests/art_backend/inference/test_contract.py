@@ -222,7 +222,7 @@ async def test_bad_adapters_are_refused(client, tmp_path, tiny_adapter):
 
 
 async def test_pause_keep_freezes_and_resumes_in_mid_generation(client):
-    sampling = Sampling(max_tokens=300, temperature=0.0)
+    sampling = Sampling(max_tokens=1200, temperature=0.0)
     whole = await client.generate(BASE, PROMPT, sampling)
     stream = client.stream(BASE, PROMPT, sampling)
     tokens = join([await anext(stream)])
@@ -242,12 +242,12 @@ async def test_pause_keep_freezes_and_resumes_in_mid_generation(client):
 
 
 async def test_pause_wait_lets_requests_finish(client):
-    call = asyncio.ensure_future(client.generate(BASE, PROMPT, Sampling(max_tokens=100, temperature=0.0)))
+    call = asyncio.ensure_future(client.generate(BASE, PROMPT, Sampling(max_tokens=1200, temperature=0.0)))
     await until(lambda: _not(idle(client)))
     await client.pause("wait")
     try:
         assert await idle(client)()
-        assert len((await asyncio.wait_for(call, WAIT_S)).token_ids) == 100
+        assert len((await asyncio.wait_for(call, WAIT_S)).token_ids) == 1200
     finally:
         await client.resume()
 
