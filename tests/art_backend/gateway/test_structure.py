@@ -91,7 +91,7 @@ def claude(running, rollout):
 
 async def chat(client, *, stream, **options):
     """The choices of an answer."""
-    options = {"model": "m", "messages": HELLO, "max_tokens": 400, **options}
+    options = {"model": "m", "messages": HELLO, "max_tokens": 400, "seed": 7, **options}
     if not stream:
         return (await client.chat.completions.create(**options)).choices
     state = ChatCompletionStreamState()
@@ -128,7 +128,7 @@ async def test_a_pydantic_model_is_parsed_by_the_sdk(client):
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_json_objects_cut_short_say_so(client, stream):
-    choices = await chat(client, stream=stream, response_format={"type": "json_object"}, n=4, max_tokens=25)
+    choices = await chat(client, stream=stream, response_format={"type": "json_object"}, n=16, max_tokens=3)
     for choice in choices:
         assert choice.message.content.startswith("{")
         if choice.finish_reason == "stop":
@@ -170,7 +170,8 @@ async def test_one_call_at_a_time(client):
 
 async def test_strict_tools_leave_words_free(client):
     answers = await chat(client, stream=False, tools=CHAT_TOOLS, n=4, max_tokens=30, tool_choice="auto")
-    assert all(answer.message.content and not answer.message.tool_calls for answer in answers)
+    assert any(answer.message.content for answer in answers)
+    assert not any(answer.message.tool_calls for answer in answers)
 
 
 async def test_a_conversation_goes_on_after_enforced_turns(running, rollout, client):
