@@ -158,28 +158,18 @@ class Trainer:
             advantage=own,
             structures=StructureReplay(self._setup.base_path, policy.vocabulary),
         )
-        reason, canaries = batch.reason, list[Canary]()
         rows = [row for member in batch.members for row in member.rows]
         probe = CanaryProbe.start(rows, policy) if rows else None
         meter, measured = self._reinforce(batch, step, rate, loaded, on_progress)
-        if probe is not None:
-            if meter.updates:
-                canaries = probe.finish(policy)
-            else:
-                reason = "The gradient was not finite, so the update was skipped."
-        loaded.state = replace(loaded.state, step=step.step)
-        saving = time.monotonic()
-        checkpoint = self._save(loaded, changed=meter.updates > 0)
-        metrics = batch.metrics | measured
-        metrics |= {"time/step_train_s": saving - started, "time/step_save_s": time.monotonic() - saving}
-        return StepOutput(
-            step=step.step,
-            trained=meter.updates > 0,
-            reason=reason,
-            metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
-            warnings=batch.warnings + _warn_of_long_rows(batch.members, options) + _warn_of_skips(meter),
-            checkpoint=checkpoint,
-            canaries=canaries,
+        return self._finish(
+            step,
+            loaded,
+            meter,
+            probe,
+            started=started,
+            reason=batch.reason,
+            metrics=batch.metrics | measured,
+            warnings=batch.warnings + _warn_of_long_rows(batch.members, options),
         )
 
     def _reinforce(
@@ -227,30 +217,53 @@ class Trainer:
             (pack_rows(batch.rows, budget, share=policy.shares_prefixes), batch.learning_rate) for batch in plan.batches
         ]
         meter = SftMeter(sum(pack.size for packs, _ in parts for pack in packs), on_progress)
-        reason, canaries = plan.reason, list[Canary]()
-        if parts:
-            probe = CanaryProbe.start(rows, policy)
-            for packs, learning_rate in parts:
-                policy.gradient.zero_()
-                meter.start_batch()
-                for pack in packs:
-                    _learn(policy, pack, meter)
-                self._apply(options, learning_rate, loaded, meter)
+        probe = CanaryProbe.start(rows, policy) if parts else None
+        for packs, rate in parts:
+            policy.gradient.zero_()
+            meter.start_batch()
+            for pack in packs:
+                _learn(policy, pack, meter)
+            self._apply(options, rate, loaded, meter)
+        return self._finish(
+            step,
+            loaded,
+            meter,
+            probe,
+            started=started,
+            reason=plan.reason,
+            metrics=plan.metrics | meter.metrics(learning_rate=parts[-1][1] if parts else 0.0),
+            warnings=plan.warnings,
+        )
+
+    def _finish(
+        self,
+        step: AnyInput,
+        loaded: "Loaded",
+        meter: UpdateMeter,
+        probe: CanaryProbe | None,
+        *,
+        started: float,
+        reason: str | None,
+        metrics: dict[str, float],
+        warnings: list[str],
+    ) -> StepOutput:
+        """Measure the canaries again, save the checkpoint, and tell what the step was like."""
+        canaries = list[Canary]()
+        if probe is not None:
             if meter.updates:
-                canaries = probe.finish(policy)
+                canaries = probe.finish(loaded.policy)
             else:
                 reason = "The gradient was not finite, so the update was skipped."
         loaded.state = replace(loaded.state, step=step.step)
         saving = time.monotonic()
         checkpoint = self._save(loaded, changed=meter.updates > 0)
-        metrics = plan.metrics | meter.metrics(learning_rate=parts[-1][1] if parts else 0.0)
-        metrics |= {"time/step_train_s": saving - started, "time/step_save_s": time.monotonic() - saving}
+        metrics = metrics | {"time/step_train_s": saving - started, "time/step_save_s": time.monotonic() - saving}
         return StepOutput(
             step=step.step,
             trained=meter.updates > 0,
             reason=reason,
             metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
-            warnings=plan.warnings + _warn_of_skips(meter),
+            warnings=warnings + _warn_of_skips(meter),
             checkpoint=checkpoint,
             canaries=canaries,
         )
