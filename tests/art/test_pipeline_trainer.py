@@ -2,34 +2,11 @@ import asyncio
 import itertools
 
 import pytest
+from tests.support.recording_backend import Recorder
 
 import art
 from art.loop.cursor import ScenarioCursor
 from art.pipeline_trainer import PipelineTrainer, make_group_rollout_fn
-from art.types import TrainResult
-
-
-class Trainer:
-    """A backend that counts its steps and remembers its batches."""
-
-    def __init__(self):
-        self.step, self.batches, self.options = 0, [], []
-
-    async def register(self, model):
-        pass
-
-    async def _prepare_backend_for_training(self, model, config):
-        return "http://127.0.0.1:1/v1", "key"
-
-    async def _get_step(self, model):
-        return self.step
-
-    async def train(self, model, groups, **options):
-        self.batches.append(groups)
-        self.options.append(options)
-        self.step += 1
-        await asyncio.sleep(0)
-        return TrainResult(self.step, {"loss/train": 0.5})
 
 
 async def play(model, scenario, config):
@@ -42,7 +19,7 @@ async def play(model, scenario, config):
 
 @pytest.fixture
 async def make(tmp_path):
-    backend = Trainer()
+    backend = Recorder()
 
     async def build(scenarios, rollout_fn=play, eval_fn=None, **options):
         model = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
