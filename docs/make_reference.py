@@ -41,6 +41,10 @@ PAGES: dict[str, tuple[str, list[str]]] = {
             "art.pipeline_trainer.trainer",
         ],
     ),
+    "experiments": (
+        "Measured trainings",
+        ["art.experiment.run", "art.experiment.commands", "art.experiment.compare", "art.experiment.results"],
+    ),
     "backends": ("Backends", ["art.backend", "art.local.backend", "art.remote"]),
     "rewards": ("Rewards", ["art.rewards.ruler", "art.rewards.reward_model", "art.wire.rewards"]),
     "metrics": (

@@ -13,6 +13,7 @@ from typing import Any
 from art.failures import is_service_failure
 from art.gather import gather_or_cancel
 from art.loop.rollouts import EveryRolloutFailedError, GroupRunner, HoldClock, RolloutFn
+from art.trajectories import Trajectory
 
 _Z = 1.959963984540054
 _T_OF_FEW = {1: 12.706204736, 2: 4.302652730, 3: 3.182446305}
@@ -76,13 +77,13 @@ async def evaluate(
     runs: int,
     timeout_s: float | None = None,
     max_concurrent: int | None = None,
-    on_scenario: Callable[[], object] = lambda: None,
+    on_scenario: Callable[[Sequence[Trajectory]], object] = lambda trajectories: None,
 ) -> Evaluation:
     """Run an agent ``runs`` times on each scenario.
 
     Args:
         model: What ``rollout`` gets: any ``art.Model``.
-        on_scenario: Called after each scenario.
+        on_scenario: Called after each scenario, with the runs of it that ended.
 
     Raises:
         BackendError, openai.APIError: The service failed, which is no run's fault.
@@ -99,9 +100,9 @@ async def evaluate(
             if error.__cause__ is not None and is_service_failure(error.__cause__):
                 raise error.__cause__ from None
             failures.extend([str(error)] * runs)
+            on_scenario(())
             return []
-        finally:
-            on_scenario()
+        on_scenario(group.trajectories)
         failures.extend(f"{failed.type}: {failed.message}" for failed in group.exceptions)
         return [trajectory.reward for trajectory in group]
 

@@ -79,7 +79,7 @@ def evaluate_models(
                             runs=runs,
                             timeout_s=timeout,
                             max_concurrent=concurrent,
-                            on_scenario=lambda bar=bar: bar.update(1),
+                            on_scenario=lambda _, bar=bar: bar.update(1),
                         )
                     )
         return done

@@ -5,6 +5,7 @@ number, so the grid that the agent sees also lists the answers it may give.
 """
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -78,11 +79,21 @@ def reward(outcome: Outcome, legal_moves: int) -> float:
             return -0.5 + 0.1 * legal_moves
 
 
+Opponent = Callable[[str, random.Random], int]
+"""(board, its random numbers) → the square that O takes."""
+
+
+def play_random_square(board: str, chance: random.Random) -> int:
+    """An opponent that takes any free square."""
+    return chance.choice(free_squares(board))
+
+
 @dataclass
 class Game:
     """One game in progress. Games of one seed face the same opponent: it draws the same random numbers."""
 
     seed: int
+    opponent: Opponent = play_random_square
     board: str = EMPTY_BOARD
     outcome: Outcome | None = None
     """``None`` while the game goes on."""
@@ -94,7 +105,7 @@ class Game:
     """What the agent answered, word for word."""
 
     def __post_init__(self) -> None:
-        self._opponent = random.Random(self.seed)
+        self._chance = random.Random(self.seed)
 
     @property
     def reward(self) -> float:
@@ -128,15 +139,15 @@ class Game:
             self.outcome = Outcome.DRAW
         else:
             # Agent and opponent alternate from an empty board of nine squares: the opponent never makes the last move.
-            self.board = place(self.board, self._opponent.choice(free_squares(self.board)), OPPONENT)
+            self.board = place(self.board, self.opponent(self.board, self._chance), OPPONENT)
             if winner(self.board):
                 self.outcome = Outcome.LOSS
         self.boards.append(self.board)
 
 
-def play_at_random(seed: int, agent_seed: int) -> Game:
+def play_at_random(seed: int, agent_seed: int, opponent: Opponent = play_random_square) -> Game:
     """A game in which the agent picks free squares at random: the yardstick of a player who only knows the rules."""
-    game, agent = Game(seed), random.Random(agent_seed)
+    game, agent = Game(seed, opponent), random.Random(agent_seed)
     while game.outcome is None:
         game.answer(str(agent.choice(free_squares(game.board))))
     return game

@@ -27,7 +27,7 @@ def plot_runs(runs: Sequence[Results], path: Path) -> None:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    figure = _new_figure()
+    figure = new_figure()
     left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": [3, 2]})
     alone = len(runs) == 1
     last = max(run.after.step for run in runs)
@@ -73,7 +73,12 @@ def plot_runs(runs: Sequence[Results], path: Path) -> None:
     figure.savefig(path, dpi=144)
 
 
-def _new_figure() -> Any:
+def new_figure() -> Any:
+    """An empty matplotlib figure.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
     # The figure is made without pyplot: no window system is touched, and no global state is left behind.
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

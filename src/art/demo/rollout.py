@@ -3,7 +3,7 @@
 from typing import Any
 
 import art
-from art.demo.game import Game, Outcome, grid
+from art.demo.game import Game, Opponent, Outcome, grid, play_random_square
 
 EXAMPLE_BOARD, EXAMPLE_ANSWER = "1O3XX6O89", "6"
 MAX_TOKENS = 2
@@ -22,7 +22,13 @@ def opening_messages() -> list[dict[str, Any]]:
     ]
 
 
-async def play(model: "art.TrainableModel[Any, Any]", seed: int, *, step: int | None = None) -> "art.Trajectory":
+async def play(
+    model: "art.TrainableModel[Any, Any]",
+    seed: int,
+    *,
+    step: int | None = None,
+    opponent: Opponent = play_random_square,
+) -> "art.Trajectory":
     """Play one game against the opponent of this seed, and score it.
 
     Args:
@@ -32,7 +38,7 @@ async def play(model: "art.TrainableModel[Any, Any]", seed: int, *, step: int | 
         art.errors.ARTError, openai.APIError: The service failed. A bad answer of the model is no error: it ends the
             game.
     """
-    game = Game(seed)
+    game = Game(seed, opponent)
     messages = opening_messages()
     sampled_tokens = 0
     async with model.rollout(step=step) as rollout:

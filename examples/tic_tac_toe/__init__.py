@@ -1,0 +1,1 @@
+"""An agent that learns tic-tac-toe: against a random opponent, a perfect one, and itself."""

@@ -1,0 +1,13 @@
+"""Measured trainings: a command that trains, one that compares the result with what was there before.
+
+An example is a task and two small programs. ``train.py`` says how the model learns, in plain calls of ART; ``evaluate.py`` names
+the task's held-out scenarios and scripted players. What every such program needs besides (options, the run's directory,
+intervals, a plot, results that a script can read) is here.
+"""
+
+from art.experiment.commands import evaluation_command, training_command
+from art.experiment.compare import Score, compare
+from art.experiment.results import Results
+from art.experiment.run import Run, Settings
+
+__all__ = ["Results", "Run", "Score", "Settings", "compare", "evaluation_command", "training_command"]

@@ -1,0 +1,77 @@
+"""Options, directories and how a command ends."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from art.errors import ARTError
+from art.experiment import Run, Settings, compare, training_command
+
+SMALL, FULL = Settings(steps=4, warm_up=8), Settings(base_model="org/large", steps=40)
+FORMS = {"small": SMALL, "full": FULL, "variants": ("easy", "hard"), "variant_option": "--level"}
+
+
+def command(train, *arguments):
+    training_command(train, "game", **FORMS, arguments=arguments)
+
+
+def test_options_make_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = []
+
+    async def train(run: Run) -> None:
+        runs.append(run)
+
+    command(train, "--small")
+    command(train, "--full", "--seed", "3", "--level", "hard", "--steps", "7", "--base-model", "m", "--output", "there")
+    small, full = runs
+    assert (small.name, small.directory) == ("game-easy-small-seed-1", Path("runs/game-easy-small-seed-1").resolve())
+    assert (small.settings, small.warm_up_step, small.last_step) == (SMALL, 1, 5)
+    assert full.settings == replace(FULL, steps=7, base_model="m")
+    assert (full.warm_up_step, full.last_step, full.directory) == (0, 7, tmp_path / "there")
+    assert set(small.spent()) == {"training"}
+
+
+def test_time_adds_up_over_sittings_and_a_failed_one_counts(tmp_path, capsys):
+    async def train(run: Run) -> None:
+        await asyncio.sleep(0.05)
+        raise ARTError("no such thing", 404)
+
+    spent = []
+    for _ in range(2):
+        with pytest.raises(SystemExit) as end:
+            command(train, "--small", "--output", str(tmp_path))
+        assert end.value.code == 1
+        spent.append(Run("game", "small", 1, SMALL, tmp_path).spent()["training"])
+    assert spent[1] >= spent[0] + 0.05
+    assert capsys.readouterr().err.count("Error: no such thing") == 2
+
+
+def test_a_directory_keeps_to_its_settings(tmp_path, capsys):
+    async def train(run: Run) -> None:
+        pass
+
+    command(train, "--small", "--output", str(tmp_path))
+    command(train, "--small", "--output", str(tmp_path), "--steps", "100")  # training on is no other run
+    with pytest.raises(SystemExit):
+        command(train, "--small", "--output", str(tmp_path), "--base-model", "other")
+    assert "base_model is 'HuggingFaceTB/SmolLM2-135M-Instruct' there, not 'other'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        command(train, "--small", "--output", str(tmp_path), "--seed", "2")
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path, capsys):
+    async def train(run: Run) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as end:
+        command(train, "--small", "--output", str(tmp_path))
+    assert end.value.code == 130
+    assert "the same command goes on from there" in capsys.readouterr().err
+
+
+async def test_there_is_nothing_to_compare_before_training(tmp_path):
+    with pytest.raises(ARTError, match="train first"):
+        await compare(Run("game", "small", 1, SMALL, tmp_path), None, [], {})
