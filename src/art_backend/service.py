@@ -18,13 +18,16 @@ from art.wire import (
     ModelInfo,
     ProcessHealth,
     RegisterModel,
+    SftOptions,
     TokenRow,
+    TrainOptions,
     TrainRequest,
     TrainSftRequest,
     TrainTrajectory,
 )
 from art_backend.auth import Keyring
 from art_backend.base_models import context_length, find_base_model
+from art_backend.devices import Device, find_usable_devices
 from art_backend.errors import BadRequestError, ConflictError, NotFoundError, ServiceError
 from art_backend.gateway.limits import ProjectLimits
 from art_backend.gateway.ports import Identity, ServedModel
@@ -34,6 +37,7 @@ from art_backend.inference.process import EngineProcess, EngineSettings, torch_e
 from art_backend.jobs import JobBoard
 from art_backend.orchestrator import StepRunner
 from art_backend.origins import begin
+from art_backend.planning.check import check_training
 from art_backend.serving import EngineHost, Gate, ServedPolicy, WholePolicy
 from art_backend.settings import Settings
 from art_backend.store.captures import CaptureStore
@@ -61,10 +65,17 @@ class Service:
 
     Args:
         start_engine: Starts an engine; ``None`` starts what the settings ask for.
+        devices: Devices that the trainer could use; ``None`` asks the machine.
     """
 
-    def __init__(self, settings: Settings, start_engine: StartEngine | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        start_engine: StartEngine | None = None,
+        devices: tuple[Device, ...] | None = None,
+    ) -> None:
         self.settings = settings
+        self._devices = find_usable_devices() if devices is None else devices
         self._takes_any_rank = True
         if start_engine is None:
             launcher = choose_launcher(
@@ -348,6 +359,7 @@ class Service:
         kind: JobKind,
         make_input: Callable[[int], AnyInput],
     ) -> Job:
+        self._check_memory(policy, request.options)
         runner = StepRunner(policy, lambda: self._trainer(policy.project, policy.name), self._device)
         return self.jobs.submit(
             policy.project,
@@ -355,6 +367,22 @@ class Service:
             request.idempotency_key,
             lambda on_start, report: runner.run(make_input, on_start=on_start, report=report),
             kind,
+        )
+
+    def _check_memory(self, policy: ServedPolicy, options: TrainOptions | SftOptions) -> None:
+        """Raise BadRequestError for a step that the trainer's device cannot hold."""
+        if not self._devices:
+            return
+        _, spec = self.runs.find_model(policy.project, policy.name)
+        check_training(
+            self._devices[0],
+            spec.base_model,
+            policy.host.settings.model_path,
+            options,
+            lora=spec.lora,
+            full=spec.full_finetune,
+            context=policy.max_sequence_length,
+            placement="colocated",
         )
 
     async def _resolve(self, policy: ServedPolicy, trajectory: TrainTrajectory, where: str) -> ScoredTrajectory:

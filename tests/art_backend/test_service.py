@@ -2,8 +2,14 @@
 
 import asyncio
 
+import pytest
+
+from art.wire import RegisterModel, TokenRow, TrainGroup, TrainRequest, TrainTrajectory
 from art_backend import service as service_module
-from art_backend.errors import NotFoundError
+from art_backend.devices import Device
+from art_backend.errors import BadRequestError, NotFoundError
+from art_backend.inference.process import EngineProcess, EngineSettings
+from art_backend.process import ProcessDiedError
 from art_backend.service import Service
 from art_backend.settings import Settings
 
@@ -36,3 +42,19 @@ async def test_captures_outlive_a_restart_within_their_time(tmp_path):
     assert second.captures.get(made.id).model_copy(update={"api_key": made.api_key}) == made
     assert second.keyring.identify(made.api_key).rollout == made.id
     await second.close()
+
+
+async def test_a_step_that_the_device_cannot_hold_is_refused_before_it_begins(tmp_path, tiny_model_path):
+    settings = Settings(path=tmp_path, api_key="k", engine="torch")
+    service = Service(settings, _no_engine, devices=(Device("NVIDIA Small", 2**30),))
+    await service.register(RegisterModel(project="p", name="m", base_model=str(tiny_model_path)))
+    row = TokenRow(token_ids=[5, 6], sampled=[False, True], logprobs=[0, -1], policy_versions=[-1, 0], temperature=1)
+    groups = [TrainGroup(trajectories=[TrainTrajectory(reward=r, rows=[row]) for r in (0, 1)])]
+    with pytest.raises(BadRequestError, match=r"does not fit into 1\.0 GB"):
+        await service.train(TrainRequest(project="p", model="m", groups=groups, idempotency_key="a" * 8))
+    assert service.runs.unfinished_jobs() == []
+    await service.close()
+
+
+async def _no_engine(settings: EngineSettings) -> EngineProcess:
+    raise ProcessDiedError("this test has no engine")

@@ -8,13 +8,14 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from art.cli.targets import JsonOption, PathOption, print_json
+from art.cli.targets import JsonOption, PathOption, fail, print_json
 
 _DISTRIBUTION = "art-trainer"
 _PURPOSES = {
@@ -33,6 +34,13 @@ _PURPOSES = {
 _MIN_FREE_GB = 5.0
 
 
+class Placement(StrEnum):
+    """Whether engine and trainer share their devices."""
+
+    COLOCATED = "colocated"
+    DEDICATED = "dedicated"
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that was looked at."""
@@ -43,11 +51,48 @@ class Finding:
     remedy: str | None = None
 
 
-def doctor(path: PathOption = Path(".art"), json: JsonOption = False) -> None:
+def doctor(
+    path: PathOption = Path(".art"),
+    json: JsonOption = False,
+    model: Annotated[
+        str | None, typer.Option(help="Say instead whether this model fits: a directory, or a hub id.")
+    ] = None,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="With --model: memory of one device, such as 24GB; this machine's by default."
+        ),
+    ] = None,
+    context: Annotated[
+        int, typer.Option(min=16, help="With --model: longest prompt plus completion, in tokens.")
+    ] = 4096,
+    lora_rank: Annotated[int, typer.Option(min=1, max=512, help="With --model: rank of the adapter.")] = 16,
+    batch_tokens: Annotated[
+        int | None, typer.Option(min=16, help="With --model: micro_batch_tokens; the trainer's own choice by default.")
+    ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="With --model: train all weights instead of an adapter.")
+    ] = False,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="With --model: compute activations again.")
+    ] = False,
+    placement: Annotated[
+        Placement, typer.Option(help="With --model: engine and trainer on one device in turns, or on a device each.")
+    ] = Placement.COLOCATED,
+) -> None:
     """Say what is installed, which engine and trainer would be used, and how to get what is missing.
 
-    Exits with 1 if something that is needed does not work; an extra that is not installed is no fault.
+    Exits with 1 if something that is needed does not work; an extra that is not installed is no fault. With --model it
+    says what training that model takes: weights, KV cache, activations, optimiser; what is on the device at the same time;
+    whether that fits, and if not, what would. It exits with 1 if it does not.
     """
+    if model is not None:
+        arguments = ["--model", model, "--context", str(context), "--lora-rank", str(lora_rank)]
+        arguments += ["--placement", placement.value]
+        arguments += ["--gpu-memory", gpu_memory] if gpu_memory is not None else []
+        arguments += ["--batch-tokens", str(batch_tokens)] if batch_tokens is not None else []
+        flags = {"--full": full, "--gradient-checkpointing": gradient_checkpointing, "--json": json}
+        _plan_memory([*arguments, *(flag for flag, wanted in flags.items() if wanted)])
     findings = [_python(), *_extras(), *_machine(), _directory(path)]
     if json:
         print_json([asdict(finding) for finding in findings])
@@ -55,6 +100,14 @@ def doctor(path: PathOption = Path(".art"), json: JsonOption = False) -> None:
         _print(findings)
     if any(finding.state == "problem" for finding in findings):
         raise typer.Exit(1)
+
+
+def _plan_memory(arguments: list[str]) -> NoReturn:
+    """The plan is the backend's: it knows what its trainer and engines keep."""
+    if find_spec("art_backend") is None or find_spec("torch") is None:
+        fail("The backend is not installed. Install it: pip install 'art-trainer[backend]'")
+    done = subprocess.run([sys.executable, "-m", "art_backend.planning", *arguments], check=False)
+    raise typer.Exit(done.returncode)
 
 
 def _python() -> Finding:
