@@ -1,9 +1,10 @@
-"""A trajectory that fills itself from the model calls made while it is active."""
+"""Older names of ``art.current_trajectory`` and ``art.trajectory``."""
 
+import warnings
 from collections.abc import Coroutine
 from typing import Any, Literal, overload
 
-from art.active import active_trajectory
+from art.scopes import current_trajectory, trajectory
 from art.trajectories import Trajectory
 
 
@@ -16,27 +17,16 @@ def auto_trajectory(*, required: bool = False) -> Trajectory | None: ...
 
 
 def auto_trajectory(*, required: bool = False) -> Trajectory | None:
-    """The trajectory that is being captured.
+    """Deprecated: ``art.current_trajectory()``.
 
     Raises:
-        RuntimeError: ``required``, and none is.
+        RuntimeError: ``required``, and no trajectory is open.
     """
-    trajectory = active_trajectory.get()
-    if trajectory is None and required:
-        raise RuntimeError("No trajectory is being captured: run this within `art.capture_auto_trajectory(…)`.")
-    return trajectory
+    warnings.warn("auto_trajectory is deprecated: write art.current_trajectory.", DeprecationWarning, stacklevel=2)
+    return current_trajectory(required=required)
 
 
 async def capture_auto_trajectory(coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
-    """Run a coroutine and return the trajectory of the model calls made in it.
-
-    Calls are recorded that go through clients of ``model.openai_client()``, or through a client built on
-    ``art.capture.async_http_client()``. Inside, ``art.auto_trajectory()`` is the trajectory, to set its reward.
-    """
-    trajectory = Trajectory()
-    token = active_trajectory.set(trajectory)
-    try:
-        await coroutine
-    finally:
-        active_trajectory.reset(token)
-    return trajectory.finish()
+    """Deprecated: ``await art.trajectory(coroutine)``."""
+    warnings.warn("capture_auto_trajectory is deprecated: write art.trajectory.", DeprecationWarning, stacklevel=2)
+    return await trajectory(coroutine)

@@ -1,43 +1,53 @@
-"""Recording chat completions into the trajectory that is active while they are made.
+"""Recording model calls into the trajectory that is active while they are made.
 
 Clients that models hand out record by themselves, through their HTTP package's own hooks. For a client of your own:
 
     client = openai.AsyncOpenAI(http_client=art.capture.async_http_client())
+    claude = anthropic.AsyncAnthropic(http_client=art.capture.async_http_client())
+
+An agent that cannot be given a client is captured where its calls arrive: ``async with model.rollout() as r``.
 """
 
 import json
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from importlib import import_module
 from typing import Any, cast
 
 from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
 from openai.types import Completion
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletion
 from openai.types.chat.chat_completion import Choice
 from openai.types.responses import Response
 from pydantic import BaseModel
 
 from art.active import active_trajectory, no_capture
+from art.capture_streams import (
+    assemble_chat,
+    assemble_completion,
+    assemble_message,
+    assemble_response,
+    read_events,
+)
 from art.exchanges import Exchange, ExchangeRequest
-from art.openai import consume_sync_chat_completion_stream
 from art.trajectories import History, Trajectory, get_messages
 
 __all__ = ["async_http_client", "http_client", "http_package", "no_capture", "place"]
 
-_KINDS = {"/chat/completions": "chat_completions", "/v1/completions": "completions", "/v1/responses": "responses"}
-"""Which list of exchanges a path's calls go to."""
-
-_TYPES: dict[str, type[BaseModel]] = {
-    "chat_completions": ChatCompletion,
-    "completions": Completion,
-    "responses": Response,
+_KINDS = {
+    "/chat/completions": "chat_completions",
+    "/v1/completions": "completions",
+    "/v1/responses": "responses",
+    "/v1/messages": "messages",
 }
+"""Which list of exchanges a path's calls go to."""
 
 
 def async_http_client(**options: Any) -> DefaultAsyncHttpxClient:
-    """An HTTP client for ``openai.AsyncOpenAI`` that records.
+    """An HTTP client for ``openai.AsyncOpenAI`` or ``anthropic.AsyncAnthropic`` that records.
 
     Args:
         options: Further arguments of ``openai.DefaultAsyncHttpxClient``.
@@ -46,7 +56,7 @@ def async_http_client(**options: Any) -> DefaultAsyncHttpxClient:
 
 
 def http_client(**options: Any) -> DefaultHttpxClient:
-    """An HTTP client for ``openai.OpenAI`` that records."""
+    """An HTTP client for ``openai.OpenAI`` or ``anthropic.Anthropic`` that records."""
     return DefaultHttpxClient(event_hooks={"response": [_record_sync]}, headers=_HEADERS, **options)
 
 
@@ -85,7 +95,7 @@ async def _record_async(response: Any) -> None:
     if (call := _begin(response)) is None:
         return
     if call.request.get("stream"):
-        response.stream = _tee(response.stream, lambda body: _finish_stream(call, body))
+        response.stream = _tee(response, lambda body: _finish_stream(call, body))
     else:
         _finish(call, await response.aread())
 
@@ -94,7 +104,7 @@ def _record_sync(response: Any) -> None:
     if (call := _begin(response)) is None:
         return
     if call.request.get("stream"):
-        response.stream = _tee(response.stream, lambda body: _finish_stream(call, body))
+        response.stream = _tee(response, lambda body: _finish_stream(call, body))
     else:
         _finish(call, response.read())
 
@@ -121,13 +131,52 @@ def _begin(response: Any) -> _Call | None:
 
 
 def _finish(call: _Call, body: bytes) -> None:
+    _read(call, lambda: json.loads(body))
+
+
+def _finish_stream(call: _Call, body: bytes) -> None:
+    assemble: Callable[[Sequence[str]], Any] = {
+        "chat_completions": assemble_chat,
+        "completions": assemble_completion,
+        "responses": assemble_response,
+        "messages": assemble_message,
+    }[call.kind]
+    _read(call, lambda: assemble(read_events(body)))
+
+
+def _read(call: _Call, answer: Callable[[], Any]) -> None:
+    """Keep an answer, given as its JSON or put together from its events; leave out what is not what its path says."""
+    kind = _type_of(call.kind)
+    if kind is None:
+        return
     try:
-        answered: Any = json.loads(body)
-        response = _TYPES[call.kind].model_validate(answered)
-        choice = Choice.model_validate(answered["choices"][0]) if call.kind == "chat_completions" else None
-    except (ValueError, KeyError, IndexError, TypeError):
-        return  # not what its path says
+        answered: Any = answer()
+        if answered is None:
+            return
+        response = answered if isinstance(answered, BaseModel) else kind.model_validate(answered)
+        choice = None
+        if isinstance(answered, ChatCompletion):
+            choice = next(choice for choice in answered.choices if choice.index == 0)
+        elif call.kind == "chat_completions":
+            choice = Choice.model_validate(answered["choices"][0])
+    except (ValueError, KeyError, IndexError, TypeError, StopIteration):
+        return
     _keep(call, response, choice)
+
+
+def _type_of(kind: str) -> type[BaseModel] | None:
+    """The SDK's type of an answer; ``None``, after a warning, if the SDK is not there to describe it."""
+    if kind != "messages":
+        return {"chat_completions": ChatCompletion, "completions": Completion, "responses": Response}[kind]
+    try:
+        return import_module("anthropic.types").Message
+    except ModuleNotFoundError:
+        warnings.warn(
+            "A call of the messages protocol was not recorded: install anthropic, whose types describe it, or capture the "
+            "run with `async with model.rollout()`.",
+            stacklevel=2,
+        )
+        return None
 
 
 def _keep(call: _Call, response: BaseModel, choice: Choice | None) -> None:
@@ -143,27 +192,10 @@ def _keep(call: _Call, response: BaseModel, choice: Choice | None) -> None:
         place(call.trajectory, call.request, choice)
 
 
-def _finish_stream(call: _Call, body: bytes) -> None:
-    events = [
-        line.removeprefix("data:").strip() for line in body.decode(errors="replace").splitlines() if line[:5] == "data:"
-    ]
-    try:
-        if call.kind == "chat_completions":
-            chunks = [ChatCompletionChunk.model_validate_json(event) for event in events if event not in ("", "[DONE]")]
-            if any(chunk.choices for chunk in chunks):
-                completion = consume_sync_chat_completion_stream(chunks)
-                _keep(call, completion, next(choice for choice in completion.choices if choice.index == 0))
-        elif call.kind == "responses":
-            found = [json.loads(event) for event in events if '"response.completed"' in event]
-            if found:
-                _keep(call, Response.model_validate(found[-1]["response"]), None)
-    except (ValueError, KeyError, TypeError):
-        return  # an error in the stream, or not what its path says
-
-
-def _tee(stream: Any, on_end: Callable[[bytes], None]) -> Any:
+def _tee(response: Any, on_end: Callable[[bytes], None]) -> Any:
     """Pass a response's stream on and hand over what passed, at its end or when it is closed."""
-    package = http_package()
+    stream = response.stream
+    package = sys.modules[type(response).__module__.partition(".")[0]]  # a client's own: httpx or httpx2
 
     class Tee(package.AsyncByteStream, package.SyncByteStream):
         def __init__(self) -> None:

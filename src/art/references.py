@@ -101,7 +101,7 @@ def _sampled_elsewhere(trajectory: Trajectory) -> Iterable[Any]:
     """What was sampled in protocols without chat messages. Chat choices are in the conversations."""
     for exchange in trajectory.exchanges.completions:
         yield from exchange.response.choices
-    for exchange in trajectory.exchanges.responses:
+    for exchange in (*trajectory.exchanges.responses, *trajectory.exchanges.messages):
         yield exchange.response
 
 

@@ -96,6 +96,50 @@ def test_a_stream_is_put_together():
         consume_sync_chat_completion_stream([])
 
 
+def test_what_else_a_stream_may_hold():
+    def entry(token):
+        return {"token": token, "logprob": -1.0, "bytes": None, "top_logprobs": []}
+
+    def call(**fields):
+        return {"tool_calls": [{"index": 0, **fields}]}
+
+    pieces = [
+        chunk({"refusal": ""}),
+        chunk({"refusal": "I can"}, logprobs={"content": None, "refusal": [entry("I can")]}),
+        chunk({"refusal": "not"}, logprobs={"content": None, "refusal": [entry("not")]}),
+        chunk(call(id="a", function={"name": "first", "arguments": "{"})),
+        chunk(call(id="b", function={"name": "second", "arguments": "}"})),
+        {**chunk({}), "system_fingerprint": "one", "service_tier": "default"},
+        {**chunk({}), "choices": [], "system_fingerprint": "two", "service_tier": "flex"}
+        | {"usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}},
+    ]
+    completion = consume_sync_chat_completion_stream([ChatCompletionChunk.model_validate(one) for one in pieces])
+    (choice,) = completion.choices
+    assert (choice.message.refusal, choice.message.content) == ("I cannot", None)
+    assert ([one.token for one in choice.logprobs.refusal], choice.logprobs.content) == (["I can", "not"], None)
+    (made,) = choice.message.tool_calls
+    assert (made.id, made.function.name, made.function.arguments) == ("b", "second", "{}")
+    assert (completion.usage.total_tokens, completion.system_fingerprint, completion.service_tier) == (3, "two", "flex")
+
+
+def test_a_sync_stream_may_be_left_early():
+    taken = []
+
+    def stream():
+        try:
+            for one in CHUNKS:
+                yield ChatCompletionChunk.model_validate(one)
+        finally:
+            taken.append("closed")
+
+    def enough(chunk, partial):
+        taken.append(chunk)
+        raise StopIteration
+
+    consume_sync_chat_completion_stream(stream(), enough)
+    assert taken[1:] == ["closed"]
+
+
 async def test_a_stream_may_be_left_early():
     closed = []
 
@@ -128,9 +172,8 @@ def endpoint():
             return JSONResponse({"error": {"message": "no"}}, 400)
         if body.get("stream"):
             lines = [f"data: {json.dumps(one)}\n\n" for one in CHUNKS]
-            return StreamingResponse(
-                iter([*lines, "data: [DONE]\n\n", "data: [DONE]\n\n"]), media_type="text/event-stream"
-            )
+            kind = "text/plain" if body["model"] == "mislabelled" else "text/event-stream"
+            return StreamingResponse(iter([*lines, "data: [DONE]\n\n", "data: [DONE]\n\n"]), media_type=kind)
         message = {"role": "assistant", "content": f"answer {len(body['messages'])}"}
         choice = {"index": 0, "finish_reason": "stop", "message": message, "art": {"turn": "t1"}, "more": 1}
         return {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
@@ -158,12 +201,15 @@ async def test_calls_are_recorded_and_conversations_continued(model):
         messages += [{"role": "assistant", "content": first.choices[0].message.content}, user("two")]
         await client.chat.completions.create(model="m", messages=messages)
         await client.chat.completions.create(model="m", messages=[user("other")])
+        await client.chat.completions.create(model="m", messages=messages[:1])
         await client.chat.completions.create(model="m", messages=messages, tools=tools)
         with pytest.raises(openai.BadRequestError):
             await client.chat.completions.create(model="broken", messages=[user("x")])
-        art.auto_trajectory(required=True).reward = 0.5
+        with pytest.warns(DeprecationWarning, match=r"write art\.current_trajectory"):
+            art.auto_trajectory(required=True).reward = 0.5
 
-    trajectory = await art.capture_auto_trajectory(agent())
+    with pytest.warns(DeprecationWarning, match=r"write art\.trajectory"):
+        trajectory = await art.capture_auto_trajectory(agent())
     assert trajectory.reward == 0.5
     assert "duration" in trajectory.metrics
     main, choice, second, answer = trajectory.messages_and_choices
@@ -171,11 +217,13 @@ async def test_calls_are_recorded_and_conversations_continued(model):
     assert isinstance(choice, Choice)
     assert choice.model_extra == {"art": {"turn": "t1"}, "more": 1}
     assert answer.message.content == "answer 3"
-    other, with_tools = trajectory.additional_histories
-    assert len(other.messages_and_choices) == 2
+    other, shorter, with_tools = trajectory.additional_histories
+    assert (len(other.messages_and_choices), other.tools) == (2, None)
+    assert shorter.messages() == [user("one"), {"role": "assistant", "content": "answer 1"}]
     assert (with_tools.tools, len(with_tools.messages_and_choices)) == (tools, 4)
-    assert art.auto_trajectory() is None
-    with pytest.raises(RuntimeError, match="No trajectory"):
+    with pytest.warns(DeprecationWarning):
+        assert art.auto_trajectory() is None
+    with pytest.warns(DeprecationWarning), pytest.raises(RuntimeError, match="No trajectory"):
         art.auto_trajectory(required=True)
     await client.close()
 
@@ -187,8 +235,30 @@ async def test_streams_are_recorded(model):
         stream = await client.chat.completions.create(model="m", messages=[user("q")], stream=True)
         assert "".join([c.choices[0].delta.content or "" async for c in stream]) == "Hello"
 
-    trajectory = await art.capture_auto_trajectory(agent())
+    trajectory = await art.trajectory(agent())
     check_assembled(trajectory.messages_and_choices[1])
+    await client.close()
+
+
+async def test_streams_are_recorded_whatever_they_are_labelled_and_where_they_are_left(model):
+    client = model.openai_client()
+    with art.Trajectory() as trajectory:
+        async for _ in await client.chat.completions.create(model="mislabelled", messages=[user("q")], stream=True):
+            pass
+        left = await client.chat.completions.create(model="m", messages=[user("other")], stream=True)
+        await anext(left)
+        await left.close()
+    check_assembled(trajectory.messages_and_choices[1])
+    assert trajectory.additional_histories[0].messages_and_choices[0] == user("other")
+    await client.close()
+
+
+async def test_an_empty_history_takes_any_tools_and_keeps_them(model):
+    client = model.openai_client()
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    with art.Trajectory() as trajectory:
+        await client.chat.completions.create(model="m", messages=[user("q")], tools=tools)
+    assert (trajectory.tools, trajectory.additional_histories) == (tools, [])
     await client.close()
 
 
@@ -199,7 +269,7 @@ async def test_a_sync_client_of_the_users_own_is_recorded(endpoint):
             for _ in client.chat.completions.create(model="m", messages=[user("other")], stream=True):
                 pass
 
-    trajectory = await art.capture_auto_trajectory(agent())
+    trajectory = await art.trajectory(agent())
     assert trajectory.messages_and_choices[1].message.content == "answer 1"
     check_assembled(trajectory.additional_histories[0].messages_and_choices[1])
 

@@ -155,7 +155,8 @@ async def test_a_judge_behind_any_openai_endpoint_is_not_captured():
                 (score,) = await ruler([conversation("a", "b")], (client, "judge"), {"temperature": 0})
                 assert score.score == 0.75
 
-            trajectory = await art.capture_auto_trajectory(judge_inside())
+            with art.Trajectory() as trajectory:
+                await judge_inside()
     assert trajectory.messages_and_choices == []
     assert (bodies[0]["model"], bodies[0]["temperature"]) == ("judge", 0)
     assert bodies[0]["response_format"]["json_schema"]["strict"] is True
