@@ -71,7 +71,10 @@ _HOME = {
 }
 """Where each public name lives. A module is imported when one of its names is first asked for."""
 
-_MODULES = ("capture", "costs", "dev", "errors", "gather", "metrics", "rewards", "trajectories", "types", "utils")
+_MODULES = (
+    *("capture", "costs", "dev", "errors", "gather", "guided_completion", "langgraph", "mcp", "metrics", "rewards"),
+    *("trajectories", "types", "utils"),
+)
 """Modules that are reached as attributes of the package, without importing them first."""
 
 __all__ = [

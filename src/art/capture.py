@@ -153,12 +153,12 @@ def _read(call: _Call, answer: Callable[[], Any]) -> None:
         answered: Any = answer()
         if answered is None:
             return
-        response = answered if isinstance(answered, BaseModel) else kind.model_validate(answered)
+        assembled = isinstance(answered, BaseModel)
+        response: BaseModel = answered if assembled else kind.model_validate(answered)
         choice = None
-        if isinstance(answered, ChatCompletion):
-            choice = next(choice for choice in answered.choices if choice.index == 0)
-        elif call.kind == "chat_completions":
-            choice = Choice.model_validate(answered["choices"][0])
+        if isinstance(response, ChatCompletion):
+            first = next(choice for choice in response.choices if not assembled or choice.index == 0)
+            choice = first if assembled else Choice.model_validate(answered["choices"][0])
     except (ValueError, KeyError, IndexError, TypeError, StopIteration):
         return
     _keep(call, response, choice)

@@ -56,13 +56,13 @@ def assemble_response(events: Sequence[str]) -> Response | None:
 
 def assemble_message(events: Sequence[str]) -> dict[str, Any] | None:
     """The body of an Anthropic message; ``None`` if it was not begun."""
-    message: dict[str, Any] | None = None
+    message: dict[str, Any] = {}
     arguments: dict[int, str] = {}
     for event in map(json.loads, events):
         kind = event["type"]
         if kind == "message_start":
             message = event["message"]
-        elif message is None or kind == "error":
+        elif not message or kind == "error":
             return None
         elif kind == "content_block_start":
             message["content"].append(event["content_block"])
@@ -72,12 +72,12 @@ def assemble_message(events: Sequence[str]) -> dict[str, Any] | None:
             # its own fields, such as the reference to the captured turn, are the message's
             message |= {name: value for name, value in event.items() if name not in ("type", "delta", "usage")}
             message |= event["delta"]
-            counted = {name: value for name, value in (event.get("usage") or {}).items() if value is not None}
-            message["usage"] = {**message.get("usage", {}), **counted}
+            counts: dict[str, Any] = event.get("usage") or {}
+            message["usage"] |= {name: value for name, value in counts.items() if value is not None}
     for index, text in arguments.items():
-        if message is not None and text:
+        if text:
             message["content"][index]["input"] = json.loads(text)
-    return message
+    return message or None
 
 
 def _add_delta(block: dict[str, Any], delta: dict[str, Any], arguments: dict[int, str], index: int) -> None:

@@ -1,5 +1,8 @@
+import importlib
 import subprocess
 import sys
+
+import pytest
 
 import art
 
@@ -26,6 +29,8 @@ def test_importing_art_loads_nothing_heavy_and_changes_nothing():
     code = f"""
 import os, sys
 before = dict(os.environ)
+import pytest
+
 import art
 print([name for name in {HEAVY!r} if name in sys.modules], dict(os.environ) == before)
 """
@@ -54,3 +59,18 @@ def test_an_unknown_name_is_an_attribute_error():
         assert "no attribute 'no_such_name'" in str(error)
     else:
         raise AssertionError("resolved")
+
+
+@pytest.mark.parametrize(
+    ("module", "instead"),
+    [
+        ("art.loss", r"algorithm='cispo'.*docs/algorithms\.md"),
+        ("art.utils.deployment", "art export"),
+        ("art.utils.s3", "init_adapter"),
+        ("art.tinker_native.backend", "No module"),
+        ("art.unsloth.service", "No module"),
+    ],
+)
+def test_what_is_not_offered_is_an_import_error_that_says_what_is(module, instead):
+    with pytest.raises(ImportError, match=instead):
+        importlib.import_module(module)

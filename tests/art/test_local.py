@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import art
-from art.errors import BackendDiedError, MissingExtraError
+from art.errors import BackendDiedError, MissingExtraError, NotFoundError
 from art.local import service as local_service
 
 STAND_IN = """
@@ -124,3 +124,22 @@ def test_closing_twice_is_harmless(tmp_path):
     backend.close_sync()
     backend.close_sync()
     assert Path(tmp_path).is_dir()
+
+
+async def test_a_checkpoint_is_found_and_copied(tmp_path):
+    backend = art.LocalBackend(path=tmp_path / "art")
+    model = art.TrainableModel(name="m", project="p", base_model="b")
+    with pytest.raises(NotFoundError, match="p/m has no checkpoint of step 0"):
+        await backend._experimental_pull_model_checkpoint(model)
+    for step in ("0001", "0003"):
+        (tmp_path / "art/p/models/m/checkpoints" / step).mkdir(parents=True)
+        (tmp_path / "art/p/models/m/checkpoints" / step / "weights").write_text(step)
+    latest = await backend._experimental_pull_model_checkpoint(model)
+    assert latest == str(tmp_path / "art/p/models/m/checkpoints/0003")
+    copy = await backend._experimental_pull_model_checkpoint(model, step=1, local_path=tmp_path / "copy")
+    assert (copy, (tmp_path / "copy/weights").read_text()) == (str(tmp_path / "copy"), "0001")
+    with pytest.raises(FileExistsError):
+        await backend._experimental_pull_model_checkpoint(model, local_path=tmp_path / "copy")
+    for refused in (backend._experimental_pull_from_s3, backend._experimental_push_to_s3):
+        with pytest.raises(ImportError, match="aws s3 sync"):
+            await refused(model, s3_bucket="b")

@@ -17,7 +17,7 @@ ROWS = {
     "anthropic": [1, 1, 1],
     "autogen": [1, 1],
     "crewai": [1, 1],
-    "langgraph": [1, 1, 1],
+    "langgraph": [1, 1, 1, 1],
     "litellm": [1, 1],
     "openai": [1, 1],
     "openai-agents": [1, 1, 1],

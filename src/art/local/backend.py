@@ -8,15 +8,17 @@ import subprocess
 import sys
 import time
 import warnings
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from art.backend import AnyModel, AnyTrainableModel
 from art.control import ControlClient
-from art.errors import BackendError
+from art.errors import BackendError, NotFoundError
 from art.local.service import ServiceProcess
 from art.remote import RemoteBackend
 from art.state import write_json
+from art.utils.get_model_step import get_model_step
 from art.utils.output_dirs import get_default_art_path, get_output_dir_from_model_properties, get_step_checkpoint_dir
 from art.utils.trajectory_migration import auto_migrate_on_register
 
@@ -89,6 +91,45 @@ class LocalBackend(RemoteBackend):
         model = await super().open_model(project, name)
         model.base_path = str(self._path)
         return model
+
+    async def _experimental_pull_model_checkpoint(
+        self,
+        model: AnyTrainableModel,
+        *,
+        step: int | None = None,
+        local_path: str | os.PathLike[str] | None = None,
+    ) -> str:
+        """Copy a checkpoint out of the service's directory.
+
+        Args:
+            step: ``None`` takes the latest one.
+            local_path: New directory to write; ``None`` copies nothing.
+
+        Returns:
+            The copy's directory, or without ``local_path`` the checkpoint's own.
+
+        Raises:
+            NotFoundError: There is no such checkpoint.
+            FileExistsError: ``local_path`` is there already.
+        """
+        wanted = get_model_step(model, str(self._path)) if step is None else step
+        source = self._checkpoint_path(model, wanted)
+        if source is None:
+            raise NotFoundError(
+                f"{model.project}/{model.name} has no checkpoint of step {wanted} on this machine.", 404
+            )
+        if local_path is None:
+            return source
+        await asyncio.to_thread(shutil.copytree, source, local_path)
+        return str(local_path)
+
+    async def _experimental_pull_from_s3(self, model: AnyTrainableModel, **options: Any) -> None:
+        """Refuses: ``art.utils.s3`` says what to do instead."""
+        import_module("art.utils.s3")
+
+    async def _experimental_push_to_s3(self, model: AnyTrainableModel, **options: Any) -> None:
+        """Refuses: ``art.utils.s3`` says what to do instead."""
+        import_module("art.utils.s3")
 
     def automatic_gpu_cost_per_hour_usd(self, model: AnyModel) -> float | None:
         names = _gpu_names()

@@ -243,7 +243,7 @@ async def _ask(
 ) -> dict[str, TrajectoryScore]:
     conversation = list(messages)
     for attempt in range(1, ATTEMPTS + 1):
-        answer = await _call(conversation, judge, extra)
+        answer = await _call(conversation, ids, judge, extra)
         if debug:
             print(f"RULER judge, attempt {attempt}:\n{answer}", file=sys.stderr)
         try:
@@ -259,7 +259,10 @@ async def _ask(
 
 
 async def _call(
-    messages: list[dict[str, Any]], judge: "str | Judge | tuple[AsyncOpenAI, str]", extra: dict[str, Any]
+    messages: list[dict[str, Any]],
+    ids: list[str],
+    judge: "str | Judge | tuple[AsyncOpenAI, str]",
+    extra: dict[str, Any],
 ) -> str:
     """Ask the judge, book what it cost, return its text. The calls are no part of the trajectory that is captured."""
     response: Any
@@ -275,7 +278,7 @@ async def _call(
             return await judge(messages)
         else:
             client, model = judge
-            response = await _create(client, model, messages, extra)
+            response = await _create(client, model, messages, ids, extra)
             name = model if "/" in model else f"openai/{model}"
     if not response.choices:
         raise ValueError("The judge returned no choices.")
@@ -283,22 +286,27 @@ async def _call(
     return response.choices[0].message.content or ""
 
 
-async def _create(client: AsyncOpenAI, model: str, messages: list[dict[str, Any]], extra: dict[str, Any]) -> Any:
+async def _create(
+    client: AsyncOpenAI, model: str, messages: list[dict[str, Any]], ids: list[str], extra: dict[str, Any]
+) -> Any:
     """Ask with the schema enforced; of a server that cannot enforce one, as the prompt asks for it alone."""
     create: Any = client.chat.completions.create
     try:
-        return await create(model=model, messages=messages, **{"response_format": _response_format(), **extra})
+        return await create(model=model, messages=messages, **{"response_format": _response_format(ids), **extra})
     except BadRequestError as error:
         if "response_format" not in str(error) or "response_format" in extra:
             raise
     return await create(model=model, messages=messages, **extra)
 
 
-def _response_format() -> Any:
-    return {
-        "type": "json_schema",
-        "json_schema": {"name": "scores", "strict": True, "schema": Response.model_json_schema()},
-    }
+def _response_format(ids: list[str]) -> Any:
+    """The schema of ``Response``, narrowed to as many scores as there are ids, each of an id and between 0 and 1."""
+    schema = Response.model_json_schema()
+    schema["properties"]["scores"] |= {"minItems": len(ids), "maxItems": len(ids)}
+    score = schema["$defs"]["TrajectoryScore"]["properties"]
+    score["trajectory_id"] |= {"enum": ids}
+    score["score"] |= {"minimum": 0, "maximum": 1}
+    return {"type": "json_schema", "json_schema": {"name": "scores", "strict": True, "schema": schema}}
 
 
 def _scores(answer: str, expected: list[str]) -> dict[str, TrajectoryScore]:
