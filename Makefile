@@ -48,7 +48,7 @@ test: setup  ## Run the tests (WORKERS=n at a time)
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 test-vllm: setup vllm  ## Run the tests that need vLLM
-	@ART_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm
+	@ART_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm --timeout 600
 
 test-frameworks: setup frameworks  ## Run the agents of docs/frameworks with the real packages
 	@$(BIN)/python -m pytest tests/frameworks

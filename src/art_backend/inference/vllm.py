@@ -51,6 +51,13 @@ OURS = frozenset(
 )
 """Options that the service depends on, so that nobody else may set them."""
 
+CPU_ONLY = {
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer uses the same cores
+    # beside adapters its model is not compiled anyway; of what is left, the first request would wait for a C++ compiler
+    "TORCH_COMPILE_DISABLE": "1",
+}
+"""Defaults of the CPU build; what the user has set wins."""
+
 _PROBE = """
 from importlib.metadata import PackageNotFoundError, version
 def found(name):
@@ -154,7 +161,7 @@ def _launch(
     }
     defaults = {"VLLM_NO_USAGE_STATS": "1"}
     if installation.device == "cpu":
-        defaults |= CPU_ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # the trainer uses the same cores
+        defaults |= CPU_ENVIRONMENT | CPU_ONLY
         if settings.threads is not None:
             defaults["OMP_NUM_THREADS"] = str(settings.threads)
     return Launch(name="vLLM engine", argv=[*argv, *arguments], env=env, defaults=defaults)

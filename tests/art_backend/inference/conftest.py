@@ -45,7 +45,7 @@ _COMMON = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 2048,
+    "max_position_embeddings": 8192,
     # large enough that logits are far from uniform, so that a wrong token shows
     "initializer_range": 0.25,
 }
