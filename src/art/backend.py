@@ -72,6 +72,18 @@ class MetricSink(ABC):
         """Store one row. The row is already on the frontend's disk: failing to store it must not raise."""
 
 
+class EngineWatch(ABC):
+    """A backend that can tell whether an engine is being started."""
+
+    @abstractmethod
+    async def engine_is_starting(self) -> bool:
+        """Whether calls of models may be waiting for an engine to start.
+
+        Raises:
+            BackendError: The service is broken or gone.
+        """
+
+
 class RolloutSource(ABC):
     """A backend that captures rollouts under keys of their own."""
 

@@ -6,8 +6,8 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import Token
 from datetime import datetime
 from pathlib import Path
@@ -18,12 +18,13 @@ from typing_extensions import TypeVar
 
 from art import log_rows
 from art.backend import Backend, MetricSink, RolloutSource
+from art.errors import ConflictError
 from art.history import best_step, read_history
 from art.loggers import Logger, check_names, open_logger, wanted
 from art.metrics import MetricsBuilder
 from art.metrics_taxonomy import average_metric_samples, summarize_trajectory_groups
 from art.rollout import Rollout
-from art.state import append_line, deep_merge, locked, read_json, write_json
+from art.state import append_line, deep_merge, held_alone, locked, read_json, write_json
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import TrainConfig, TrainSFTConfig
 from art.utils.output_dirs import get_output_dir_from_model_properties, get_trajectories_split_dir
@@ -169,6 +170,21 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
             merged = deep_merge(read_json(path) or {}, state)
             write_json(path, merged)
         return cast(StateType, merged)
+
+    @contextmanager
+    def trained_alone(self) -> Generator[None]:
+        """Hold the model's training against other loops that log to the same directory.
+
+        Raises:
+            ConflictError: Another one holds it.
+        """
+        refusal = ConflictError(
+            f"Model {self.name!r} of project {self.project!r} is being trained already, by another call or process that "
+            f"logs to {self._path()}. Wait for its end or stop it, or train a model of another name.",
+            409,
+        )
+        with held_alone(self._path("train"), refusal):
+            yield
 
     def write_state(self, state: StateType) -> None:
         """Deprecated: ``overwrite_state`` or ``merge_state``."""

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
-from art.backend import AnyModel, AnyTrainableModel, MetricSink, RolloutSource
+from art.backend import AnyModel, AnyTrainableModel, EngineWatch, MetricSink, RolloutSource
 from art.control import ControlClient, path_of
 from art.dev.openai_server import OpenAIServerConfig
 from art.dev.train import TrainConfig as TrainOptionKeywords
@@ -66,7 +66,7 @@ SUBMIT_TIMEOUT_S = 600.0
 RESUBMISSIONS = 2
 
 
-class RemoteBackend(MetricSink, RolloutSource):
+class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
     """A backend behind a URL.
 
     Args:
@@ -154,6 +154,10 @@ class RemoteBackend(MetricSink, RolloutSource):
 
     async def get_health(self) -> Health:
         return await (await self._control()).get(f"{API_PREFIX}/health", Health)
+
+    async def engine_is_starting(self) -> bool:
+        processes = (await self.get_health()).processes
+        return any(process.name.startswith("engine ") and process.state == "starting" for process in processes)
 
     def supports_automatic_train_step_metrics(self) -> bool:
         return True

@@ -73,6 +73,22 @@ def locked(path: Path) -> Generator[None]:
         yield
 
 
+@contextmanager
+def held_alone(path: Path, refusal: Exception) -> Generator[None]:
+    """Hold the lock that goes with ``path``, or fail at once. The death of the process that holds it frees it.
+
+    Raises:
+        Exception: ``refusal``: somebody else holds it, in this process or in another.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise refusal from None
+        yield
+
+
 def deep_merge(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
     """A new dict in which nested dicts are merged and everything else is taken from ``update``."""
     merged = dict(base)

@@ -1,6 +1,7 @@
 """What is lost when things die: at most the step in progress."""
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -117,14 +118,17 @@ def test_the_same_command_goes_on_whatever_it_was_killed_in(tmp_path, tiny_model
     assert len(set(trained)) == len(trained), "no scenario is trained twice"
 
 
-async def test_an_engine_killed_in_mid_step_costs_nothing(tmp_path, tiny_model_path, read_history):
-    """Calls that were frozen in it are asked again by the SDK, and meet a new engine."""
+@pytest.mark.parametrize("victim", ["engine", "trainer"])
+async def test_a_process_killed_in_mid_step_costs_nothing(tmp_path, tiny_model_path, read_history, victim):
+    """Calls that were frozen in an engine are asked again by the SDK, and meet a new one; a new trainer is given the same
+    groups."""
     async with art.LocalBackend(path=str(tmp_path / "art")) as backend:
         model = art.TrainableModel(
             name="agent", project="test", base_model=str(tiny_model_path), base_path=str(tmp_path)
         )
         await model.register(backend)
         killed: list[int] = []
+        members = itertools.count()
 
         async def rollout(model, scenario):
             async with model.rollout() as run:
@@ -135,23 +139,23 @@ async def test_an_engine_killed_in_mid_step_costs_nothing(tmp_path, tiny_model_p
                     )
                     messages += [{"role": "assistant", "content": answer.choices[0].message.content}]
                     messages += [{"role": "user", "content": "?"}]
-                return run.trajectory(reward=float(len(killed) + scenario + len(messages[1]["content"])))
+                return run.trajectory(reward=float(next(members) % 2))
 
-        async def kill_engine():
+        async def kill():
             while True:
-                engine = (await backend.get_health()).processes[0]
-                if engine.state == "paused" and engine.pid is not None:
-                    os.kill(engine.pid, signal.SIGKILL)
-                    killed.append(engine.pid)
+                processes = {one.name.split()[0]: one for one in (await backend.get_health()).processes}
+                if processes["engine"].state == "paused" and victim in processes:
+                    os.kill(processes[victim].pid, signal.SIGKILL)
+                    killed.append(processes[victim].pid)
                     return
                 await asyncio.sleep(0.005)
 
-        killer = asyncio.create_task(kill_engine())
+        killer = asyncio.create_task(kill())
         run = await art.train(
-            model, rollout, range(8), groups_per_step=2, group_size=4, max_staleness=1, show_progress=False
+            model, rollout, range(4), groups_per_step=2, group_size=2, max_staleness=1, show_progress=False
         )
         await killer
-        assert run.step == 4
+        assert run.step == 2
         rows = [row for row in read_history(model) if "train/reward" in row]
-        assert [row["train/exception_rate"] for row in rows] == [0.0] * 4
-        assert (await backend.get_health()).processes[0].pid != killed[0]
+        assert [row["train/exception_rate"] for row in rows] == [0.0] * 2
+        assert killed[0] not in [one.pid for one in (await backend.get_health()).processes]

@@ -79,7 +79,9 @@ class GroupsInFlight(Generic[ScenarioT]):
         on_stale: OnStale,
     ) -> None:
         self._model, self._roll_out, self._cursor = model, roll_out, cursor
-        self._workers, self._room = workers, asyncio.Semaphore(capacity)
+        self._workers, self._capacity, self._room = workers, capacity, asyncio.Semaphore(capacity)
+        self._room_owed = 0
+        """Places that are given up as soon as they are free, after the capacity was lowered."""
         self._room_until, self._max_staleness, self._on_stale = room_until, max_staleness, on_stale
         self.version = 0
         """The policy version that is served."""
@@ -104,6 +106,18 @@ class GroupsInFlight(Generic[ScenarioT]):
         """Let the workers begin."""
         for _ in range(self._workers):
             self._hire()
+
+    def resize(self, capacity: int) -> None:
+        """Let ``capacity`` groups be in flight, all of them running if need be; what has begun is not given up."""
+        added, self._capacity = capacity - self._capacity, capacity
+        self._workers = capacity
+        self._room_owed -= added
+        while self._room_owed < 0:
+            self._room_owed += 1
+            self._room.release()
+        if self._live:
+            while len(self._live) < self._workers:
+                self._hire()
 
     async def stop(self) -> None:
         """Cancel what runs and forget what is ready: those scenarios are not settled, and come again in a resumed run."""
@@ -138,6 +152,10 @@ class GroupsInFlight(Generic[ScenarioT]):
                 raise item
             elif not self._live:
                 return None
+
+    def fail(self, error: BaseException) -> None:
+        """Let ``next`` raise ``error``."""
+        self.ready.put_nowait(error)
 
     def numbers(self, groups: Iterable[TrajectoryGroup]) -> list[int]:
         """The numbers of the scenarios that these groups are of, where they are known."""
@@ -179,7 +197,7 @@ class GroupsInFlight(Generic[ScenarioT]):
             async with self._taking:
                 taken = await self._cursor.take()
         if taken is None:
-            self._room.release()
+            self._free_place()
         else:
             self._in_room.add(taken[0])
         return taken
@@ -235,6 +253,12 @@ class GroupsInFlight(Generic[ScenarioT]):
     def _make_room(self, number: int) -> None:
         if number in self._in_room:
             self._in_room.discard(number)
+            self._free_place()
+
+    def _free_place(self) -> None:
+        if self._room_owed > 0:
+            self._room_owed -= 1
+        else:
             self._room.release()
 
     def _hire(self) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
-from art.backend import AnyTrainableModel
+from art.backend import AnyTrainableModel, EngineWatch
 from art.gather import GatherContext, set_gather_context
 from art.trajectories import Trajectory, TrajectoryGroup
 
@@ -18,6 +18,8 @@ RolloutFn: TypeAlias = Callable[[AnyTrainableModel, ScenarioT], Awaitable[Trajec
 
 _TICK_S = 0.05
 """How exactly deadlines are kept."""
+_WATCH_S = 0.5
+"""How often is asked whether an engine is being started."""
 _LEAVE_S = 5.0
 """How long rollouts that were given up may take to clean up before the run ends without them."""
 
@@ -39,24 +41,43 @@ class EveryRolloutFailedError(RuntimeError):
 
 
 class HoldClock:
-    """Seconds in which model calls could be answered: it stands still while a training step holds them."""
+    """Seconds in which model calls could be answered: it stands still while a training step or a starting engine holds
+    them."""
 
     def __init__(self) -> None:
         self._held_s = 0.0
-        self._held_since: float | None = None
+        self._held_since = 0.0
+        self._holds = 0
 
     def now(self) -> float:
-        now = time.monotonic() if self._held_since is None else self._held_since
-        return now - self._held_s
+        return (self._held_since if self._holds else time.monotonic()) - self._held_s
 
     @contextlib.contextmanager
     def hold(self) -> Generator[None]:
-        self._held_since = time.monotonic()
+        """Let it stand still; holds may overlap."""
+        if not self._holds:
+            self._held_since = time.monotonic()
+        self._holds += 1
         try:
             yield
         finally:
-            self._held_s += time.monotonic() - self._held_since
-            self._held_since = None
+            self._holds -= 1
+            if not self._holds:
+                self._held_s += time.monotonic() - self._held_since
+
+    async def watch(self, engine: EngineWatch) -> None:
+        """Stand still while an engine starts, until this is cancelled.
+
+        Raises:
+            BackendError: The service is broken or gone.
+        """
+        with contextlib.ExitStack() as held:
+            while True:
+                starting = await engine.engine_is_starting()
+                held.close()
+                if starting:
+                    held.enter_context(self.hold())
+                await asyncio.sleep(_WATCH_S)
 
 
 class GroupRunner(Generic[ScenarioT]):
@@ -64,8 +85,7 @@ class GroupRunner(Generic[ScenarioT]):
 
     Args:
         size: Rollouts per group.
-        timeout_s: Seconds for one rollout: set-up, agent and scoring. Time in which a training step holds the model's
-            calls does not count. ``None``: no deadline.
+        timeout_s: Seconds for one rollout, by ``clock``: set-up, agent and scoring. ``None``: no deadline.
         max_concurrent: Rollouts that run at the same time, over all groups; ``None``: all that are begun.
     """
 

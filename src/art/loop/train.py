@@ -1,12 +1,15 @@
 """``art.train``: the loop that most users need."""
 
+import asyncio
+import contextlib
 import itertools
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from art.backend import AnyTrainableModel
+from art.backend import AnyTrainableModel, Backend, EngineWatch
 from art.loop.cursor import ScenarioCursor
+from art.loop.depth import Depth
 from art.loop.display import LoopDisplay
 from art.loop.groups import Counts, GroupsInFlight, OnStale
 from art.loop.rollouts import GroupRunner, HoldClock, RolloutFn
@@ -49,8 +52,9 @@ async def train(
     """Roll out groups and train on them, step after step. Run again, it goes on where it was stopped or killed.
 
     It is the explicit form, repeated: gather groups, ``backend.train(model, groups)``, ``model.log(groups)``. With
-    ``max_staleness`` above 0, ``groups_per_step * (1 + max_staleness)`` groups are in flight and a step takes the first
-    ones that are ready, so that neither the accelerator nor the environments wait for the slowest rollout.
+    ``max_staleness`` above 0, ``groups_per_step * (1 + max_staleness)`` groups are in flight and a few more, as many as
+    keep the engine busy, and a step takes the first ones that are ready: neither the accelerator nor the environments
+    wait for the slowest rollout.
 
     Args:
         model: Registered with a backend.
@@ -67,7 +71,7 @@ async def train(
             scenarios end.
         eval: Evaluates the model: before the first step, then every ``eval_every`` steps, and after the last.
         rollout_timeout_s: Seconds that one rollout may take, set-up, agent and scoring together. Time in which its model
-            calls are held for a training step does not count.
+            calls are held for a training step, or an engine starts, does not count.
         max_concurrent_rollouts: Rollouts that run at the same time; ``None``: all that are begun.
         handle_signals: Let the first Ctrl-C end the run cleanly: rollouts are given up, a training step is finished.
         show_progress: Show a line per step, and on a terminal what happens now.
@@ -75,6 +79,8 @@ async def train(
 
     Raises:
         ValueError: A size that is not positive, or a limit that is negative.
+        ConflictError: The model is being trained by another call.
+        TrainerFailedError: The trainer failed three times on the same groups.
         BackendError, openai.APIError: The service failed.
         EveryRolloutFailedError: The rollout function failed on twenty scenarios in a row.
     """
@@ -98,13 +104,13 @@ async def train(
         max_concurrent=max_concurrent_rollouts,
         clock=clock,
     )
-    in_flight = groups_per_step * (1 + max_staleness)
+    depth = Depth(groups_per_step, max_staleness)
     groups = GroupsInFlight(
         model,
         runner.run,
         cursor,
-        workers=in_flight,
-        capacity=in_flight,
+        workers=depth.groups,
+        capacity=depth.groups,
         room_until="trained",
         max_staleness=max_staleness,
         on_stale=on_stale,
@@ -122,7 +128,8 @@ async def train(
         batch.groups.sort(key=lambda group: groups.numbers([group]))
         return batch
 
-    def count(batch: Batch, counts: Counts) -> dict[str, float]:
+    def count(batch: Batch, counts: Counts, metrics: Mapping[str, float]) -> dict[str, float]:
+        groups.resize(depth.adapt(metrics.get("throughput/engine_idle_share")))
         timeouts, runner.timeouts = runner.timeouts, 0
         return {"pipeline/rollouts_running": float(runner.running), "pipeline/rollout_timeouts": float(timeouts)}
 
@@ -145,12 +152,35 @@ async def train(
         loop.last_step = steps
         display.begin(loop.step)
         try:
-            await loop.run(handle_signals=handle_signals, eval_first=True, eval_last=True)
+            async with _engine_watched(model.backend(), clock if rollout_timeout_s is not None else None, groups):
+                await loop.run(handle_signals=handle_signals, eval_first=True, eval_last=True)
         finally:
             await runner.leave()
         stopped = loop.was_stopped and not loop.is_complete
         display.end(loop.step, stopped=stopped)
     return TrainingRun(loop.step, stopped)
+
+
+@contextlib.asynccontextmanager
+async def _engine_watched(
+    backend: Backend, clock: HoldClock | None, groups: GroupsInFlight[Any]
+) -> AsyncGenerator[None]:
+    """Let deadlines not run while an engine starts; what breaks the service meanwhile ends the loop."""
+    if clock is None or not isinstance(backend, EngineWatch):
+        yield
+        return
+
+    def tell(watch: "asyncio.Task[None]") -> None:
+        if not watch.cancelled() and (error := watch.exception()) is not None:
+            groups.fail(error)
+
+    watch = asyncio.create_task(clock.watch(backend))
+    watch.add_done_callback(tell)
+    try:
+        yield
+    finally:
+        watch.cancel()
+        await asyncio.wait({watch})
 
 
 def _check_sizes(**sizes: float | None) -> None:

@@ -9,14 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from art.backend import AnyTrainableModel, Backend
+from art.errors import ConflictError, TrainerFailedError
 from art.failures import is_service_failure
 from art.loop.cursor import ScenarioCursor
 from art.loop.groups import Counts, GroupsInFlight, age_of
 from art.loop.rollouts import HoldClock
 from art.loop.stopping import stop_on_signals
 from art.trajectories import Trajectory, TrajectoryGroup
+from art.types import TrainResult
 
 T = TypeVar("T")
+
+MAX_TRAINER_FAILURES = 3
+"""How often in a row the trainer may fail on the same groups."""
 
 Evaluated: TypeAlias = Sequence[Trajectory] | Sequence[TrajectoryGroup]
 Evaluate: TypeAlias = Callable[[int], Awaitable[Evaluated | Mapping[str, Evaluated]]]
@@ -32,6 +37,10 @@ class Batch:
     """Groups that were taken, but are not trained."""
     ended: bool = False
     """Whether no group will come after these."""
+
+
+StepMetrics: TypeAlias = Callable[[Batch, Counts, Mapping[str, float]], dict[str, float]]
+"""(batch, counts, metrics of the backend) → further metrics of the step."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,7 @@ class TrainingLoop:
         eval_every: int,
         state_key: str,
         observer: Observer,
-        step_metrics: Callable[[Batch, Counts], dict[str, float]] = lambda batch, counts: {},
+        step_metrics: StepMetrics = lambda batch, counts, metrics: {},
     ) -> None:
         self.model, self.backend, self.groups = model, backend, groups
         self.last_step: int | None = None
@@ -123,9 +132,11 @@ class TrainingLoop:
         """Run to the end. Call ``restore`` first.
 
         Raises:
+            ConflictError: Another loop trains the model.
             Exception: What broke the service or the rollout function. What was trained is kept.
         """
-        with stop_on_signals(self.request_stop) if handle_signals else contextlib.nullcontext():
+        signals = stop_on_signals(self.request_stop) if handle_signals else contextlib.nullcontext()
+        with self.model.trained_alone(), signals:
             if eval_first and self.last_eval_step is None:
                 await self.run_eval(self.step)
             if not self.is_complete and not self.was_stopped:
@@ -165,7 +176,7 @@ class TrainingLoop:
         lags = [age_of(group, self.step) for group in batch.groups]
         started = time.monotonic()
         with self._clock.hold():
-            result = await self.backend.train(self.model, batch.groups, **self._train_options)
+            result = await self._train(batch.groups)
         finished = time.monotonic()
         wall_s, self._finished_at = finished - self._finished_at, finished
         counts = self.groups.take_counts()
@@ -179,7 +190,7 @@ class TrainingLoop:
             "time/step_wall_s": wall_s,
             "time/step_trainer_s": finished - started,
             "throughput/step_trainer_idle_s": idle_s,
-            **self._step_metrics(batch, counts),
+            **self._step_metrics(batch, counts, result.metrics),
             **result.metrics,
         }
         self.groups.settle(everything)
@@ -189,6 +200,32 @@ class TrainingLoop:
             await self.model.log(batch.set_aside, split="discarded", step=result.step)
         self._save()
         self._observer.trained(StepReport(result.step, batch, metrics, wall_s))
+
+    async def _train(self, groups: list[TrajectoryGroup]) -> TrainResult:
+        """Train on ``groups``; a trainer that dies has kept nothing, and is given them again.
+
+        Raises:
+            TrainerFailedError: It failed ``MAX_TRAINER_FAILURES`` times on the same groups.
+            ConflictError: Somebody else trained the model meanwhile.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                result = await self.backend.train(self.model, groups, **self._train_options)
+                break
+            except TrainerFailedError as error:
+                if attempt == MAX_TRAINER_FAILURES:
+                    raise
+                print(f"warning: step {self.step + 1} is tried again, as the trainer failed: {error}", file=sys.stderr)
+        if result.step > self.step + attempt:  # a trainer may have died just after its checkpoint
+            raise ConflictError(
+                f"Model {self.model.name!r} is at step {result.step} after the step that followed {self.step}: somebody "
+                "else trains it at the same time. Let one of the two train, then run the same command again; nothing "
+                "that was trained is lost.",
+                409,
+            )
+        return result
 
     async def run_eval(self, step: int) -> None:
         """Evaluate and log each split; what fails is told, and training goes on."""

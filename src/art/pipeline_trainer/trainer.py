@@ -208,7 +208,7 @@ class PipelineTrainer(Generic[ScenarioT]):
                 break
         return Batch(groups, self._without_signal, ended)
 
-    def _step_metrics(self, batch: Batch, counts: Counts) -> dict[str, float]:
+    def _step_metrics(self, batch: Batch, counts: Counts, metrics: Mapping[str, float]) -> dict[str, float]:
         ages = [age_of(group, self._step) for group in batch.groups]
         if counts.finished:
             self._status.note(rollout_s=counts.rollout_s / counts.finished)

@@ -5,9 +5,12 @@ import random
 import signal
 
 import pytest
+from tests.support.recording_backend import Recorder
 
 import art
-from art.errors import EngineFailedError
+from art.backend import EngineWatch
+from art.errors import ConflictError, EngineFailedError, TrainerFailedError
+from art.loop.depth import Depth
 from art.loop.rollouts import EveryRolloutFailedError, HoldClock
 from art.wire import ErrorCode
 
@@ -170,7 +173,9 @@ async def test_the_clock_stands_still_while_held():
     clock = HoldClock()
     with clock.hold():
         before = clock.now()
-        await asyncio.sleep(0.02)
+        with clock.hold():  # an engine that starts in a step
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
         assert clock.now() == before
     assert 0 <= clock.now() - before < 0.02
 
@@ -304,3 +309,108 @@ async def test_a_list_is_repeated_until_the_steps_are_taken(make_model, backend,
 async def test_sizes_are_checked(make_model, option):
     with pytest.raises(ValueError, match=option):
         await art.train(await make_model(), make_rollout(), [1], **{**SMALL, option: -1})
+
+
+async def test_a_trainer_that_dies_is_given_its_groups_again_and_not_for_ever(make_model, backend, capsys):
+    """The first step's trainer dies twice; later one dies each time."""
+    deaths = itertools.count(1)
+    last_death = 2
+
+    async def die():
+        if next(deaths) <= last_death:
+            raise TrainerFailedError("the trainer was ended by signal SIGKILL", 500, code=ErrorCode.TRAINER_FAILED)
+
+    backend.during = die
+    run = await art.train(await make_model(), make_rollout(), range(4), **SMALL, max_staleness=1)
+    assert run.step == 2
+    batches = backend.scenarios()
+    assert batches[0] == batches[1] == batches[2], "the same groups"
+    assert sorted(itertools.chain.from_iterable(batches[2:])) == [0, 1, 2, 3]
+    assert capsys.readouterr().err.count("step 1 is tried again, as the trainer failed: the trainer was ended") == 2
+    last_death, backend.batches = 10**6, []
+    with pytest.raises(TrainerFailedError, match="SIGKILL"):
+        await art.train(await make_model(), make_rollout(), range(4, 100), **SMALL)
+    assert len(backend.batches) == 3
+
+
+async def test_a_model_is_trained_by_one_loop_at_a_time(make_model, backend):
+    first_runs, over = asyncio.Event(), asyncio.Event()
+
+    async def wait(scenario, mine):
+        first_runs.set()
+        await over.wait()
+
+    model = await make_model()
+    first = asyncio.create_task(art.train(model, make_rollout(wait), range(2), **SMALL))
+    await first_runs.wait()
+    with pytest.raises(ConflictError, match="'m' of project 'p' is being trained already"):
+        await art.train(await make_model(), make_rollout(), range(2), **SMALL)
+    over.set()
+    assert (await first).step == 1
+    assert (await art.train(model, make_rollout(), range(4), **SMALL)).step == 2, "free again"
+
+
+async def test_steps_that_somebody_else_takes_from_elsewhere_are_noticed(make_model, backend):
+    async def during():
+        backend.step += 1
+
+    backend.during = during
+    with pytest.raises(ConflictError, match="at step 2 after the step that followed 0: somebody else trains it"):
+        await art.train(await make_model(), make_rollout(), range(4), **SMALL)
+
+
+async def test_an_engine_that_starts_does_not_cost_a_rollout_its_time(tmp_path):
+    """The first calls wait for the engine for longer than a rollout may take."""
+
+    class Starting(Recorder, EngineWatch):
+        async def engine_is_starting(self):
+            return not ready.is_set()
+
+    ready = asyncio.Event()
+    model = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
+    await model.register(backend := Starting())
+    asyncio.get_running_loop().call_later(0.6, ready.set)
+    options = {**SMALL, "rollout_timeout_s": 0.3}
+    await art.train(model, make_rollout(lambda scenario, mine: ready.wait()), range(2), **options)
+    assert not any(group.exceptions for group in backend.batches[0])
+
+
+async def test_a_service_that_is_gone_ends_the_run_even_if_no_rollout_asks_it(tmp_path):
+    class Gone(Recorder, EngineWatch):
+        async def engine_is_starting(self):
+            raise EngineFailedError("the engine is broken for good", 503, code=ErrorCode.ENGINE_FAILED)
+
+    model = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
+    await model.register(Gone())
+    with pytest.raises(EngineFailedError, match="broken for good"):
+        await art.train(
+            model, make_rollout(lambda scenario, mine: asyncio.Event().wait()), range(2), **SMALL, rollout_timeout_s=60
+        )
+
+
+async def test_groups_in_flight_follow_the_idle_share_of_the_engine(make_model, backend):
+    """With staleness 1 and 4 groups a step: at first 8; after a step that idled for 30 %, three more; after one that
+    did not, one fewer again."""
+    begun, in_flight, shares = set(), [], iter([0.30, 0.0, 0.05])
+    train = backend.train
+
+    async def watched(model, groups, **options):
+        await asyncio.sleep(0.05)  # long enough for all to begin
+        in_flight.append(len(begun) - 4 * backend.step)
+        result = await train(model, groups, **options)
+        result.metrics["throughput/engine_idle_share"] = next(shares)
+        return result
+
+    async def note(scenario, mine):
+        begun.add(scenario)
+
+    backend.train = watched
+    options = {**SMALL, "groups_per_step": 4, "max_staleness": 1, "steps": 3}
+    await art.train(await make_model(), make_rollout(note), itertools.count(), **options)
+    assert in_flight == [8, 11, 10]
+
+
+def test_the_surplus_of_groups_has_bounds():
+    assert [Depth(4, 1).adapt(share) for share in (0.30, 0.05, 0.0, None)] == [11, 8, 8, 8]
+    assert [Depth(4, 2).adapt(share) for share in (1.0, 0.0)] == [18, 12]
+    assert Depth(4, 0).adapt(0.9) == 4, "without staleness a step waits for its own groups"
