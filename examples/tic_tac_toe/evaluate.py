@@ -6,7 +6,7 @@ from art.experiment import Results, Run, compare, evaluation_command
 
 from .environment import OPPONENTS, score_perfect_player, score_random_player
 from .rollout import play
-from .train import OPTIONS
+from .train import EXAMPLE
 
 
 async def evaluate(run: Run) -> Results:
@@ -27,4 +27,4 @@ async def evaluate(run: Run) -> Results:
 
 
 if __name__ == "__main__":
-    evaluation_command(evaluate, "tic-tac-toe", **OPTIONS)
+    evaluation_command(EXAMPLE, evaluate)

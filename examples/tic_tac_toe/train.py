@@ -4,7 +4,7 @@ from functools import partial
 from itertools import islice
 
 import art
-from art.experiment import Run, Settings, training_command
+from art.experiment import Example, Run, Settings, training_command
 
 from .environment import OPPONENTS, training_seeds
 from .rollout import play, play_group, split_sides
@@ -18,7 +18,7 @@ FULL = Settings(
     learning_rate=5e-5,
     episodes=1000,
 )
-OPTIONS = {"small": SMALL, "full": FULL, "variants": (*OPPONENTS, "self"), "variant_option": "--opponent"}
+EXAMPLE = Example("tic-tac-toe", SMALL, FULL, variants=(*OPPONENTS, "self"), variant_option="--opponent")
 
 
 async def train(run: Run) -> None:
@@ -56,4 +56,4 @@ async def train_both_sides(run: Run, model: art.TrainableModel, backend: art.Rem
 
 
 if __name__ == "__main__":
-    training_command(train, "tic-tac-toe", **OPTIONS)
+    training_command(EXAMPLE, train)

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from examples.game_2048 import evaluate as evaluate_2048
+from examples.game_2048 import train as train_2048
 from examples.tic_tac_toe import evaluate as evaluate_tic_tac_toe
 from examples.tic_tac_toe import train as train_tic_tac_toe
 
@@ -30,3 +32,8 @@ async def test_tic_tac_toe(make_run, opponent):
     run = make_run("tic-tac-toe", train_tic_tac_toe.SMALL, opponent)
     results = await train_and_evaluate(run, train_tic_tac_toe.train, evaluate_tic_tac_toe.evaluate)
     assert -0.5 <= results.player("trained").reward.value <= 1
+
+
+async def test_2048(make_run):
+    results = await train_and_evaluate(make_run("2048", train_2048.SMALL), train_2048.train, evaluate_2048.evaluate)
+    assert 0 <= results.player("trained").reward.value <= 1

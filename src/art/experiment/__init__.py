@@ -8,6 +8,6 @@ intervals, a plot, results that a script can read) is here.
 from art.experiment.commands import evaluation_command, training_command
 from art.experiment.compare import Score, compare
 from art.experiment.results import Results
-from art.experiment.run import Run, Settings
+from art.experiment.run import Example, Run, Settings
 
-__all__ = ["Results", "Run", "Score", "Settings", "compare", "evaluation_command", "training_command"]
+__all__ = ["Example", "Results", "Run", "Score", "Settings", "compare", "evaluation_command", "training_command"]

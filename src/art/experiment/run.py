@@ -40,6 +40,20 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Example:
+    """What can be asked of an example."""
+
+    name: str
+    small: Settings
+    """On two CPU cores."""
+    full: Settings
+    """On a GPU."""
+    variants: Sequence[str] = ()
+    """The first is the default."""
+    variant_option: str = "--variant"
+
+
+@dataclass(frozen=True)
 class Run:
     """One training, as it was asked for."""
 

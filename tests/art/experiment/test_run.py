@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from art.errors import ARTError
-from art.experiment import Run, Settings, compare, training_command
+from art.experiment import Example, Run, Settings, compare, training_command
 
 SMALL, FULL = Settings(steps=4, warm_up=8), Settings(base_model="org/large", steps=40)
-FORMS = {"small": SMALL, "full": FULL, "variants": ("easy", "hard"), "variant_option": "--level"}
+EXAMPLE = Example("game", SMALL, FULL, variants=("easy", "hard"), variant_option="--level")
 
 
 def command(train, *arguments):
-    training_command(train, "game", **FORMS, arguments=arguments)
+    training_command(EXAMPLE, train, arguments)
 
 
 def test_options_make_the_run(tmp_path, monkeypatch):

@@ -1,0 +1,1 @@
+"""An agent that learns to play 2048."""
