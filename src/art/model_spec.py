@@ -5,6 +5,7 @@ from typing import Any
 
 from art.backend import AnyTrainableModel
 from art.dev.model import InternalModelConfig
+from art.dev.validate import validate_dedicated_config
 from art.wire import LoraSpec, RegisterModel
 
 _PEFT_NAMES = {"r": "rank", "lora_alpha": "alpha", "target_modules": "target_modules", "random_state": "seed"}
@@ -18,6 +19,7 @@ def build_registration(model: AnyTrainableModel) -> RegisterModel:
         ValueError: A name or a setting that the service would refuse; the message says why.
     """
     settings: InternalModelConfig = model._internal_config or {}  # pyright: ignore[reportPrivateUsage]
+    validate_dedicated_config(settings)
     peft = dict(settings.get("peft_args", {}))
     lora: dict[str, Any] = {_PEFT_NAMES[name]: value for name, value in peft.items() if name in _PEFT_NAMES}
     init: dict[str, Any] = dict(settings.get("init_args", {}))

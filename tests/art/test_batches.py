@@ -1,4 +1,5 @@
 import asyncio
+import gc
 
 import pytest
 
@@ -75,6 +76,34 @@ async def test_abandoning_cancels_what_runs(recwarn):
     await batches.aclose()
     assert ended == [1]
     assert [w for w in recwarn if "never awaited" in str(w.message)] == []
+
+
+async def test_a_failed_batch_ends_what_runs_and_closes_what_does_not(recwarn):
+    ended = []
+
+    async def hangs():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(1)
+
+    groups = [group(0, ValueError("x")), art.TrajectoryGroup([hangs()]), *(group(i) for i in range(4))]
+    with pytest.raises(ValueError, match="x"):
+        await collect(groups, batch_size=1, max_concurrent_batches=2)
+    del groups
+    gc.collect()
+    assert ended == [1]
+
+
+async def test_failures_within_the_budget_hold_nothing_up():
+    async def whole(value):
+        if value < 3:
+            raise ValueError("x")
+        return art.TrajectoryGroup([art.Trajectory(reward=value)])
+
+    found = await collect((whole(i) for i in range(6)), batch_size=2, max_batch_exceptions=3)
+    assert sorted(reward for batch in found for reward in batch) == [3, 4, 5]
+    assert max(map(len, found)) == 2
 
 
 async def test_sizes_must_be_positive():

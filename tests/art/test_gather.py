@@ -142,6 +142,45 @@ def test_a_context_holds_inside_its_block_and_can_be_reset():
     assert context == GatherContext()
 
 
+async def test_the_bar_shows_means_and_moves_by_each_trajectory():
+    shown = []
+
+    async def play(reward):
+        bar = get_gather_context().pbar
+        await asyncio.sleep(0.001 * reward)
+        shown.append((bar.n, bar.postfix))
+        return art.Trajectory(reward=reward, metrics={"a": 1, "b": 2})
+
+    await art.gather_trajectory_groups(
+        [art.TrajectoryGroup(play(r) for r in (1, 20)), art.TrajectoryGroup([play(60)])], max_metrics=2
+    )
+    assert [n for n, _ in shown] == [0, 1, 2]
+    assert shown[2][1] == "reward=10.5, a=1"
+
+
+async def test_a_context_that_does_not_move_the_bar_shows_all_the_same():
+    seen = []
+
+    class Bar:
+        total = 4
+
+        def set_postfix(self, values):
+            seen.append(values)
+
+        def update(self, n):
+            seen.append(n)
+
+    context = GatherContext(pbar=Bar(), increment_pbar=False, max_exceptions=0.25)
+    record_metrics(context, art.Trajectory(reward=3))
+    context.update_pbar(1)
+    context.increment_pbar = True
+    context.update_pbar(2)
+    assert seen == [{"reward": 3.0}, {"reward": 3.0}, 2]
+    for failures, too_many in ((1, False), (2, True)):
+        context.metric_sums["exceptions"] = failures
+        assert context.too_many_exceptions() is too_many
+
+
 async def test_the_old_token_option_only_warns():
     with pytest.warns(DeprecationWarning, match="has no effect"):
         await art.gather_trajectory_groups([], pbar_total_completion_tokens=True)

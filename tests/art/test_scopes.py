@@ -63,11 +63,27 @@ async def test_groups_of_rollouts():
     with pytest.raises(ValueError, match="bad"):
         await art.trajectory_group([rollout(-1), rollout(2, 30)])
 
+    ended = asyncio.Event()
+
+    async def hangs():
+        try:
+            await asyncio.sleep(30)
+        finally:
+            ended.set()
+
+    with pytest.raises(ValueError, match="bad"):
+        await art.trajectory_group([hangs(), rollout(-1, 0.01)])
+    assert ended.is_set(), "the first failure cancels the rest"
+    made = await art.trajectory_group([], exceptions=[ValueError("given")], metrics={"m": 1}, logs=["l"])
+    assert (made.exceptions[0].message, made.metrics, made.logs) == ("given", {"m": 1}, ["l"])
+
     async def wrong():
         return 5
 
     with pytest.raises(TypeError, match="must be a Trajectory, not int"):
         await art.trajectory_group([wrong()], return_exceptions=True)
+    with pytest.raises(TypeError, match="must be a Trajectory, not str"):
+        await art.trajectory_group(["text"])
 
     async def cancelled():
         raise asyncio.CancelledError

@@ -1,6 +1,7 @@
 import asyncio
 import copy
 import json
+from datetime import datetime
 
 import pytest
 from openai.types.chat import ChatCompletionMessage
@@ -44,11 +45,33 @@ def test_messages_of_choices_and_dicts(make_choice):
     assert asked["content"] is None
 
 
+def test_a_trajectory_begins_empty():
+    before = datetime.now()
+    trajectory = art.Trajectory()
+    assert (trajectory.messages_and_choices, trajectory.tools, trajectory.additional_histories) == ([], None, [])
+    assert (trajectory.reward, trajectory.initial_policy_version, trajectory.final_policy_version) == (0.0, None, None)
+    assert (trajectory.metrics, trajectory.metadata, trajectory.logs) == ({}, {}, [])
+    assert before <= trajectory.start_time <= datetime.now()
+    assert not trajectory.exchanges
+    assert trajectory.metrics is not art.Trajectory().metrics
+
+
+def test_messages_are_copies_and_lists_without_calls_are_left_out(make_choice):
+    given = {"role": "tool", "tool_call_id": "c", "name": "f"}
+    history = art.trajectories.History(messages_and_choices=[given, make_choice("x", message={"tool_calls": []})])
+    assert history.messages() == [{**given, "content": ""}, {"role": "assistant", "content": "x"}]
+    assert history.tools is None
+    history.messages()[0]["content"] = "changed"
+    assert "content" not in given
+
+
 def test_for_logging_marks_what_was_sampled(make_choice):
     trajectory = art.Trajectory(messages_and_choices=[{"role": "user", "content": "q"}, make_choice("a")], reward=0.5)
     trajectory.log("line")
     logged = trajectory.for_logging()
     assert [m["trainable"] for m in logged["messages"]] == [False, True]
+    assert logged["messages"][1] == {"role": "assistant", "content": "a", "trainable": True}
+    assert (logged["metrics"], logged["metadata"], logged["initial_policy_version"]) == ({}, {}, None)
     assert (logged["reward"], logged["logs"], logged["tools"], logged["final_policy_version"]) == (
         0.5,
         ["line"],
@@ -131,12 +154,16 @@ def test_copies_of_a_group():
     shallow.trajectories.append(art.Trajectory())
     shallow.metadata["b"] = 1
     shallow.log("more")
+    shallow.metrics["m"] = 1
+    shallow.exceptions.clear()
+    assert (len(group.exceptions), group.metrics) == (1, {})
     assert (len(group), group.metadata, group.logs) == (1, {"a": [1]}, ["l"])
     assert shallow.trajectories[0] is group.trajectories[0]
     memo = {}
     deep = copy.deepcopy(group, memo)
     assert deep.trajectories[0] is not group.trajectories[0]
     assert deep.trajectories[0].metrics == group.trajectories[0].metrics
+    assert deep.trajectories[0].metrics is not group.trajectories[0].metrics
     assert deep.metadata["a"] is not group.metadata["a"]
     assert deep.exceptions[0].message == "x"
     assert memo[id(group)] is deep
@@ -171,6 +198,18 @@ async def test_awaiting_a_group_outside_of_gathering_raises_the_first_failure():
     with pytest.raises(ValueError, match="rollout"):
         await art.TrajectoryGroup([hangs(), fails()])
     assert cancelled.is_set()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_program_is_never_kept_as_a_failed_run(error):
+    async def ends():
+        raise error
+
+    async def gather():
+        await art.gather_trajectory_groups([art.TrajectoryGroup([ends()])], max_exceptions=10)
+
+    with pytest.raises(error):
+        asyncio.run(gather())
 
 
 async def test_cancellation_inside_a_group_is_never_swallowed():
