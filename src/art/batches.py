@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +77,8 @@ async def trajectory_group_batches(
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-            for group in running.values():
+            unread = source if isinstance(groups, Collection) else ()  # a generator has not made them
+            for group in (*running.values(), *unread):
                 close_unstarted(group)
 
 

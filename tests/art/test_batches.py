@@ -93,6 +93,7 @@ async def test_a_failed_batch_ends_what_runs_and_closes_what_does_not(recwarn):
     del groups
     gc.collect()
     assert ended == [1]
+    assert [w for w in recwarn if "never awaited" in str(w.message)] == []
 
 
 async def test_failures_within_the_budget_hold_nothing_up():

@@ -1,6 +1,7 @@
 """LocalBackend against the real service, without any model; where only the child's death matters, against a stand-in."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pydantic import BaseModel
 
 import art
 from art.errors import BackendDiedError, MissingExtraError, NotFoundError
 from art.local import service as local_service
+from art.utils.trajectory_logging import read_trajectory_groups_parquet
 
 STAND_IN = """
 import json, os, pathlib, sys
@@ -143,3 +146,57 @@ async def test_a_checkpoint_is_found_and_copied(tmp_path):
     for refused in (backend._experimental_pull_from_s3, backend._experimental_push_to_s3):
         with pytest.raises(ImportError, match="aws s3 sync"):
             await refused(model, s3_bucket="b")
+
+
+async def test_registering_takes_a_model_in(tmp_path):
+    class Config(BaseModel):
+        rounds: int = 3
+
+    model = art.Model(name="m", project="p", config=Config(), inference_api_key="secret", inference_base_url="http://x")
+    old = tmp_path / "p/models/m/trajectories/val/0001.jsonl"
+    old.parent.mkdir(parents=True)
+    old.write_text('{"trajectories": [{"reward": 0.5, "messages_and_choices": []}]}\n')
+    backend = art.LocalBackend(path=tmp_path)
+    for _ in range(2):
+        await model.register(backend)
+    assert model.base_path == str(tmp_path)
+    record = json.loads((tmp_path / "p/models/m/model.json").read_text())
+    assert (record["name"], record["config"], record["inference_api_key"]) == ("m", {"rounds": 3}, None)
+    (group,) = read_trajectory_groups_parquet(old.with_suffix(".parquet"))
+    assert (group.trajectories[0].reward, old.exists()) == (0.5, False)
+    assert backend._service.pid is None, "a model that is not trained needs no service"
+
+
+async def test_train_is_made_of_parts_that_may_be_replaced_and_logs_nothing(tmp_path):
+    backend = art.LocalBackend(path=tmp_path)
+    model = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
+    asked = []
+
+    async def train_model(model, groups, config, dev_config, verbose=False):
+        asked.append((config.learning_rate, config.kl_penalty_coef, dev_config, verbose))
+        yield {"loss/train": 1.0, "data/step_num_gradient_steps": 2.0}
+        yield {"loss/train": 3.0, "data/step_num_gradient_steps": 2.0, "data/step_num_trajectories": 9.0}
+
+    async def get_step(model):
+        return 4
+
+    backend._train_model, backend._get_step = train_model, get_step
+    members = [art.Trajectory(reward=0), art.Trajectory(reward=1)]
+    groups = [art.TrajectoryGroup(members, exceptions=[ValueError("x")])]
+    result = await backend.train(model, groups, epsilon=0.1, epsilon_high=None, kl_penalty_coef=0.5, verbose=True)
+    assert asked == [(5e-6, 0.5, {"epsilon": 0.1}, True)]
+    assert isinstance(result, art.LocalTrainResult)
+    assert (result.step, result.checkpoint_path) == (4, None)
+    assert result.metrics.pop("time/step_trainer_s") >= 0
+    assert result.metrics == {
+        "loss/train": 2.0,
+        "data/step_num_gradient_steps": 2.0,
+        "data/step_num_trajectories": 9.0,  # the trainer's own count stands
+        "data/step_num_scenarios": 1.0,
+        "data/step_num_groups_submitted": 1.0,
+        "data/step_num_groups_trainable": 1.0,
+    }
+    assert list(tmp_path.iterdir()) == [], "nothing is logged, and no service was started"
+    (tmp_path / "p/models/m/checkpoints/0004").mkdir(parents=True)
+    assert (await backend.train(model, groups)).checkpoint_path == str(tmp_path / "p/models/m/checkpoints/0004")
+    assert (await backend.train(model, groups, save_checkpoint=False)).checkpoint_path is None

@@ -1,12 +1,14 @@
 import pytest
 
-from art.api_costs import MODEL_TOKEN_PRICING
+from art.api_costs import MODEL_TOKEN_PRICING, TokenPricing
 from art.costs import (
     MODEL_PRICING,
     ModelPricing,
     build_cost_calculator,
+    compute_sample_costs,
     compute_train_cost,
     get_model_pricing,
+    tokens_to_cost,
 )
 from art.metrics import (
     MetricsBuilder,
@@ -15,7 +17,12 @@ from art.metrics import (
     to_cumulative_metric_key,
     track_api_cost,
 )
-from art.metrics_taxonomy import average_metric_samples, summarize_trajectory_groups
+from art.metrics_taxonomy import (
+    average_metric_samples,
+    build_data_metrics_from_summary,
+    build_training_summary_metrics,
+    summarize_trajectory_groups,
+)
 from art.trajectories import Trajectory, TrajectoryGroup
 
 
@@ -76,6 +83,20 @@ def test_keys_are_checked():
             MetricsBuilder(context)
         with pytest.raises(ValueError, match="cost_context"):
             builder.for_cost_context(context)
+
+
+async def test_throughput_is_of_both_and_only_where_this_step_has_part_in_it():
+    builder = MetricsBuilder("train")
+    builder.add_metric("data/step_trainer_tokens", 300.0)
+    builder.add_user_timing(step_wall_s=9.0, step_eval_s=1.0)
+    assert "throughput/avg_trainer_tok_per_s" not in await builder.flush(), "no seconds yet"
+    builder.add_metric("time/step_trainer_s", 3.0)
+    builder.add_idle_times(step_actor_idle_s=2.0)
+    row = await builder.flush()
+    assert row["throughput/avg_trainer_tok_per_s"] == 100.0
+    assert (row["throughput/cum/actor_idle_s"], row["time/cum/trainer_s"]) == (2.0, 3.0)
+    builder.add_metric("loss/x", 1.0)
+    assert await builder.flush() == {"loss/x": 1.0}
 
 
 async def test_contexts_share_totals_but_not_steps():
@@ -220,6 +241,39 @@ async def test_tracking_calls():
             track_api_cost(**arguments)
 
 
+PRICES = """
+Qwen/Qwen3.5-4B .22 .67 .67 | Qwen/Qwen3.5-27B 1.24 3.73 3.73 | Qwen/Qwen3.5-35B-A3B .36 .89 1.07
+Qwen/Qwen3.5-397B-A17B 2 5 6 | Qwen/Qwen3-4B-Instruct-2507 .07 .22 .22 | Qwen/Qwen3-8B .13 .40 .40
+Qwen/Qwen3-8B-Base .13 .40 .40 | Qwen/Qwen3-30B-A3B .12 .30 .36 | Qwen/Qwen3-30B-A3B-Base .12 .30 .36
+Qwen/Qwen3-30B-A3B-Instruct-2507 .12 .30 .36 | Qwen/Qwen3-32B .49 1.47 1.47
+Qwen/Qwen3-235B-A22B-Instruct-2507 .68 1.70 2.04 | Qwen/Qwen3-VL-30B-A3B-Instruct .18 .44 .53
+Qwen/Qwen3-VL-235B-A22B-Instruct 1.02 2.56 3.07 | meta-llama/Llama-3.2-1B .03 .09 .09
+meta-llama/Llama-3.2-3B .06 .18 .18 | meta-llama/Llama-3.1-8B .13 .40 .40 | meta-llama/Llama-3.1-8B-Instruct .13 .40 .40
+meta-llama/Llama-3.1-70B 1.05 3.16 3.16 | meta-llama/Llama-3.3-70B-Instruct 1.05 3.16 3.16
+deepseek-ai/DeepSeek-V3.1 1.13 2.81 3.38 | deepseek-ai/DeepSeek-V3.1-Base 1.13 2.81 3.38
+openai/gpt-oss-120b .18 .44 .52 | openai/gpt-oss-20b .12 .30 .36
+moonshotai/Kimi-K2-Thinking .98 2.44 2.93 | moonshotai/Kimi-K2.5 1.47 3.66 4.40
+"""
+
+
+def test_prices_by_the_token():
+    rows = [row.split() for line in PRICES.strip().splitlines() for row in line.split("|")]
+    assert {name: ModelPricing(*map(float, prices)) for name, *prices in rows} == MODEL_PRICING
+    assert {
+        "openai/gpt-4.1": TokenPricing(2, 8, cached_prompt_per_million=0.5),
+        "anthropic/claude-sonnet-4-6": TokenPricing(
+            3, 15, cache_creation_per_million=3.75, cache_read_per_million=0.30
+        ),
+    } == MODEL_TOKEN_PRICING
+    with pytest.raises(AttributeError):
+        MODEL_PRICING["Qwen/Qwen3-8B"].train = 0.0
+    costs = compute_sample_costs(
+        prompt_tokens=500_000, completion_tokens=2_000_000, cost_context="c", pricing=ModelPricing(1.0, 2.0, 3.0)
+    )
+    assert costs == {"costs/c/tinker_prefill": 0.5, "costs/c/tinker_sample": 4.0}
+    assert tokens_to_cost(250_000, 4.0) == 1.0
+
+
 def test_price_lists():
     assert get_model_pricing("moonshotai/Kimi-K2.5") == ModelPricing(1.47, 3.66, 4.40)
     assert get_model_pricing(None) is get_model_pricing("x") is None
@@ -251,3 +305,24 @@ def test_summary_of_a_batch():
     summary = summarize_trajectory_groups(groups)
     assert (summary.num_scenarios, summary.num_trajectories, summary.num_groups_trainable) == (4, 6, 1)
     assert summary.scenario_ids == ["5", "x"]
+    counts = {"data/step_num_scenarios": 4.0, "data/step_num_trajectories": 6.0, "data/step_num_groups_submitted": 4.0}
+    assert build_data_metrics_from_summary(summary, include_trainable_groups=False) == counts
+    full = {**counts, "data/step_num_groups_trainable": 1.0}
+    assert build_data_metrics_from_summary(summary, include_trainable_groups=True) == full
+    assert build_training_summary_metrics(summary, include_trainable_groups=True) == full
+    with pytest.raises(AttributeError):
+        summary.num_scenarios = 5
+
+
+def test_tokens_that_are_read_from_a_cache_cost_what_a_prompt_costs_unless_it_is_said():
+    builder = MetricsBuilder("train")
+    builder.register_model_pricing("mine", prompt_per_million=2.0, completion_per_million=3.0)
+    ask = {"provider": "anthropic", "model_name": "mine"}
+    response = usage(input_tokens=1e6, cache_creation_input_tokens=1e6, cache_read_input_tokens=1e6, output_tokens=1e6)
+    assert builder.add_response_cost("a", response, **ask) == 2 + 2 + 2 + 3
+    explicit = {"cache_creation_price_per_million": 4.0, "cache_read_price_per_million": 0.5}
+    assert builder.add_response_cost("a", response, **ask, **explicit) == 2 + 4 + 0.5 + 3
+    cached = usage(prompt_tokens=1e6, completion_tokens=0, prompt_tokens_details={"cached_tokens": 1e6})
+    ask["provider"] = "openai"
+    assert builder.add_response_cost("a", cached, **ask) == 2.0
+    assert builder.add_response_cost("a", cached, **ask, cached_prompt_price_per_million=0.25) == 0.25

@@ -6,6 +6,7 @@ from tests.support.recording_backend import Recorder
 
 import art
 from art.loop.cursor import ScenarioCursor
+from art.metrics import MetricsBuilder
 from art.pipeline_trainer import PipelineTrainer, make_group_rollout_fn
 
 
@@ -137,6 +138,53 @@ async def test_evaluation(make, read_history, capsys):
     assert ["time/step_eval_s" in row for row in rows] == [True, True, False, True, False]
     assert "the evaluation of step 2 failed: ValueError('no evaluation')" in capsys.readouterr().err
     assert trainer.model.read_state()["_pipeline_trainer"]["last_eval_step"] == 3
+
+
+async def test_costs_are_booked_for_what_they_were_spent_on(make, read_history):
+    async def paid(model, scenario, config):
+        MetricsBuilder.get_active().add_cost(f"{MetricsBuilder.get_active().cost_context}/api", 1.0)
+        return await play(model, scenario, config)
+
+    async def evaluate(model, step, config):
+        MetricsBuilder.get_active().add_cost(f"{MetricsBuilder.get_active().cost_context}/api", 5.0)
+        return [art.Trajectory(reward=1)]
+
+    trainer = await make(range(2), paid, evaluate, min_batch_size=2, max_steps=1, eval_every_n_steps=1)
+    await trainer.train(handle_signals=False)
+    rows = read_history(trainer.model)
+    assert sum(row.get("costs/train/api", 0) for row in rows if "train/reward" in row) == 2.0
+    assert [row["costs/eval/api"] for row in rows if "val/reward" in row] == [5.0, 5.0]
+
+
+async def test_an_evaluation_alone_and_what_a_group_can_teach(make, read_history):
+    async def evaluate(model, step, config):
+        return {"test": [art.TrajectoryGroup([art.Trajectory(reward=step)])]}
+
+    trainer = await make([], play, evaluate)
+    await trainer._run_eval(4)
+    (row,) = read_history(trainer.model)
+    assert (row["test/reward"], row["step"]) == (4.0, 4)
+
+    def group(*rewards):
+        return art.TrajectoryGroup(art.Trajectory(reward=r) for r in rewards)
+
+    flat = PipelineTrainer._group_zero_variance
+    assert [flat(group(*r)) for r in ((), (1,), (1, 1), (1, 1 + 1e-13), (1, 1 + 1e-9))] == [True] * 4 + [False]
+
+
+async def test_a_stop_in_mid_run_loses_no_scenario(make):
+    trainer = await make(range(12), min_batch_size=1, max_batch_size=1, num_rollout_workers=5)
+
+    async def stop():
+        if len(make.backend.batches) == 3:
+            trainer.request_stop()
+
+    make.backend.during = stop
+    await trainer.train(handle_signals=False)
+    assert len(make.backend.batches) == 3
+    make.backend.during = None
+    await (await make(range(12), min_batch_size=1)).train(handle_signals=False)
+    assert scenarios_of(make.backend.batches) == list(range(12))
 
 
 @pytest.mark.parametrize(

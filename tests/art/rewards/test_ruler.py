@@ -137,6 +137,48 @@ async def test_a_judge_by_litellm_name(monkeypatch):
         await ruler([conversation("a")])
 
 
+async def test_what_a_judge_by_name_returns_is_checked_by_a_name_that_may_be_replaced(monkeypatch):
+    class Strict:
+        pass
+
+    async def acompletion(**arguments):
+        return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=answer((1, 0.5))))])
+
+    monkeypatch.setattr(module, "acompletion", acompletion)
+    assert (await ruler([conversation("a")]))[0].score == 0.5, "the default judge, whose price nobody knows here"
+    monkeypatch.setattr(module, "ModelResponse", Strict)
+    with pytest.raises(ValueError, match="returned a SimpleNamespace"):
+        await ruler([conversation("a")])
+
+
+async def test_the_system_message_says_what_is_judged_and_how_and_debug_shows_the_answer(capsys):
+    judge = Judge(answer((1, 0.5)))
+    await ruler([conversation("a")], judge, debug=True)
+    system = judge.asked[0][0]
+    assert system["role"] == "system"
+    assert all(part in system["content"] for part in ("same goal", "between 0 and 1", module.DEFAULT_RUBRIC))
+    assert answer((1, 0.5)) in capsys.readouterr().err
+    assert "<context>" not in judge.asked[0][1]["content"]
+
+
+async def test_the_narrowed_schema_names_the_ids():
+    schema = module._response_format(["1", "3"])["json_schema"]
+    scores = schema["schema"]["properties"]["scores"]
+    fields = schema["schema"]["$defs"]["TrajectoryScore"]["properties"]
+    assert (schema["strict"], scores["minItems"], scores["maxItems"]) == (True, 2, 2)
+    assert fields["trajectory_id"]["enum"] == ["1", "3"]
+    assert (fields["score"]["minimum"], fields["score"]["maximum"]) == (0, 1)
+    assert "enum" not in module.Response.model_json_schema()["$defs"]["TrajectoryScore"]["properties"]["trajectory_id"]
+
+
+async def test_the_tools_of_the_first_trajectory_are_shown():
+    tools = [{"type": "function", "function": {"name": "find_me", "parameters": {}}}]
+    members = [art.Trajectory(messages_and_choices=conversation("a", x), tools=tools) for x in "bc"]
+    judge = Judge(answer((1, 0), (2, 1)))
+    await ruler_score_group(art.TrajectoryGroup(members), judge)
+    assert "find_me" in judge.asked[0][1]["content"]
+
+
 async def test_a_judge_behind_any_openai_endpoint_is_not_captured():
     app, bodies = FastAPI(), []
 

@@ -1,7 +1,9 @@
 import json
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import BaseModel
 
 import art
 from art.trajectories import History
@@ -87,6 +89,57 @@ def test_columns_and_rows(tmp_path, make_choice):
     ]
     assert (second.metrics, second.logs) == ({}, [])
     assert (read.metadata, read.metrics, read.logs) == ({"scenario_id": 1}, {"g": 2}, ["gl"])
+
+
+def test_the_schema_in_full(tmp_path):
+    _, table = round_trip([], tmp_path)
+    types = {field.name: str(field.type) for field in table.schema}
+    text, lines = "string", "list<element: string>"
+    assert list(types.items())[:9] == [
+        *(("group_index", "int64"), ("group_metadata", text), ("group_metrics", text), ("group_logs", lines)),
+        *(("reward", "double"), ("metrics", text), ("metadata", text), ("tools", text), ("logs", lines)),
+    ]
+    message = "role: string, content: string, tool_calls: string, tool_call_id: string, trainable: bool"
+    assert types["messages"] == f"list<element: struct<{message}>>"
+    assert all(field.nullable for field in table.schema)
+
+
+def test_files_are_compressed_by_zstd(tmp_path):
+    round_trip([art.TrajectoryGroup([art.Trajectory()])], tmp_path)
+    row_group = pq.ParquetFile(tmp_path / "deep/0001.parquet").metadata.row_group(0)
+    assert {row_group.column(i).compression for i in range(row_group.num_columns)} == {"ZSTD"}
+
+
+def test_choices_of_other_packages_are_flattened(tmp_path):
+    class Choices(BaseModel):
+        finish_reason: str
+        message: dict
+        logprobs: dict | None = None
+
+    message = {"role": "assistant", "content": "said", "tool_call_id": "not of a choice", "tool_calls": []}
+    choice = Choices(finish_reason="stop", message=message, logprobs={"content": []})
+    (read,), table = round_trip([art.TrajectoryGroup([art.Trajectory(messages_and_choices=[choice])])], tmp_path)
+    (row,) = table.to_pylist()
+    assert row["messages"] == [
+        {"role": "assistant", "content": "said", "tool_calls": None, "tool_call_id": None, "trainable": True}
+    ]
+    assert read.trajectories[0].messages_and_choices == [{"role": "assistant", "content": "said"}]
+
+
+def test_groups_come_back_in_their_order_and_rows_without_anything_are_skipped(tmp_path):
+    groups = [
+        art.TrajectoryGroup([art.Trajectory(reward=r) for r in rewards], metadata={"n": n})
+        for n, rewards in enumerate([(1, 2), (3,), (4,)])
+    ]
+    write_trajectory_groups_parquet(groups, tmp_path / "a.parquet")
+    rows = pq.read_table(tmp_path / "a.parquet").to_pylist()
+    rows[3] |= {"reward": None, "messages": None}
+    shuffled = pa.Table.from_pylist([rows[i] for i in (3, 2, 1, 0)], schema=pq.read_schema(tmp_path / "a.parquet"))
+    pq.write_table(shuffled, tmp_path / "b.parquet")
+    read = read_trajectory_groups_parquet(tmp_path / "b.parquet")
+    assert [[t.reward for t in group] for group in read] == [[2.0, 1.0], [3.0]], "in the file's order within a group"
+    assert [group.metadata for group in read] == [{"n": 0}, {"n": 1}]
+    assert [group.exceptions for group in read] == [[], []]
 
 
 def test_failed_runs_survive(tmp_path):

@@ -1,5 +1,7 @@
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import art
@@ -8,11 +10,17 @@ from art.utils.trajectory_migration import (
     MigrationResult,
     auto_migrate_on_register,
     deserialize_trajectory_groups,
+    dict_to_history,
+    dict_to_trajectory,
+    dict_to_trajectory_group,
+    history_to_dict,
     message_or_choice_to_dict,
     migrate_all_models,
     migrate_jsonl_to_parquet,
     migrate_model_dir,
     serialize_trajectory_groups,
+    trajectory_group_to_dict,
+    trajectory_to_dict,
 )
 
 
@@ -65,6 +73,50 @@ def test_what_is_skipped(tmp_path):
     (tmp_path / "empty.jsonl").touch()
     assert migrate_jsonl_to_parquet(tmp_path / "empty.jsonl").files_migrated == 1
     assert read_trajectory_groups_parquet(tmp_path / "empty.parquet") == []
+
+
+def test_groups_without_trajectories_give_a_file(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"trajectories": []}\n')
+    assert migrate_jsonl_to_parquet(tmp_path / "a.jsonl").files_migrated == 1
+    assert read_trajectory_groups_parquet(tmp_path / "a.parquet") == []
+
+
+def test_the_schema_of_files_that_were_migrated_elsewhere_is_read(tmp_path, groups):
+    migrate_jsonl_to_parquet(write(tmp_path / "a.jsonl", groups))
+    table = pq.read_table(tmp_path / "a.parquet")
+    old = ["history"]
+    histories = json.dumps([{"messages_and_choices": [{"role": "user", "content": h}], "tools": None} for h in old])
+    columns = ["group_index", "reward", "metrics", "metadata", "tools", "logs", "messages"]
+    table = table.select(columns).add_column(6, "additional_histories", pa.array([histories] * table.num_rows))
+    pq.write_table(table, tmp_path / "b.parquet")
+    (group,) = read_trajectory_groups_parquet(tmp_path / "b.parquet")
+    assert [t.reward for t in group] == [0.5, 0.5]
+    assert group.trajectories[0].additional_histories[0].messages() == [{"role": "user", "content": "history"}]
+    assert (group.metadata, group.metrics, group.logs) == ({}, {}, [])
+
+
+def write(path, groups):
+    path.write_text(serialize_trajectory_groups(groups))
+    return path
+
+
+def test_dicts_and_back(make_choice):
+    history = art.trajectories.History(messages_and_choices=[make_choice("sub")], tools=[{"type": "function"}])
+    trajectory = art.Trajectory(
+        messages_and_choices=[{"role": "user", "content": "q"}, make_choice("a")],
+        additional_histories=[history],
+        metadata={"m": 1},
+        logs=["l"],
+    )
+    group = art.TrajectoryGroup([trajectory], metadata={"scenario_id": "s"}, metrics={"g": 1}, logs=["gl"])
+    again = dict_to_trajectory_group(json.loads(json.dumps(trajectory_group_to_dict(group))))
+    (twin,) = again.trajectories
+    assert twin.messages() == trajectory.messages()
+    assert isinstance(twin.messages_and_choices[1], type(trajectory.messages_and_choices[1]))
+    assert twin.additional_histories[0].messages() == history.messages()
+    assert (twin.additional_histories[0].tools, twin.metadata, twin.logs) == (history.tools, {"m": 1}, ["l"])
+    assert dict_to_history(history_to_dict(history)).messages() == history.messages()
+    assert dict_to_trajectory(trajectory_to_dict(trajectory)).metadata == {"m": 1}
 
 
 def test_directories(source, tmp_path, capsys):

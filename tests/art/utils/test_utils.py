@@ -1,7 +1,11 @@
 import asyncio
+import gc
 import importlib
 import logging
 import random
+import subprocess
+import sys
+import weakref
 from collections import namedtuple
 from types import SimpleNamespace
 
@@ -12,6 +16,7 @@ import art.utils
 from art.utils import (
     format_message,
     get_model_step,
+    get_repo_root_path,
     iterate_dataset,
     limit_concurrency,
     log_http_errors,
@@ -90,6 +95,36 @@ async def test_concurrency_is_limited_per_key():
     assert most == {"a": 2, "b": 2}
 
 
+async def test_one_key_for_all_by_default_and_idle_keys_are_forgotten():
+    running, most = 0, 0
+
+    @limit_concurrency(2)
+    async def call(argument):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+
+    await asyncio.gather(*(call(n) for n in range(6)))
+    assert most == 2
+
+    class Key:
+        pass
+
+    @limit_concurrency(1, derive_key=lambda key: key)
+    async def fails(key):
+        raise ValueError
+
+    key = Key()
+    alive = weakref.ref(key)
+    with pytest.raises(ValueError):
+        await fails(key)
+    del key
+    gc.collect()
+    assert alive() is None
+
+
 def test_concurrency_limit_works_in_every_event_loop():
     @limit_concurrency(1)
     async def call():
@@ -121,6 +156,8 @@ def test_dataset_batches():
     resumed = list(iterate_dataset(list("abcde"), groups_per_step=2, num_epochs=2, initial_step=4, use_tqdm=False))
     assert resumed == batches[4:]
     assert list(iterate_dataset([])) == []
+    (first,) = iterate_dataset(["x"], use_tqdm=False)
+    assert (first.items, first.step) == (["x"], 0)
 
 
 def test_logprobs_are_stripped_from_a_copy():
@@ -200,8 +237,27 @@ def test_group_aggregate():
     assert group_aggregate(values, by=by, reduce="std", eps=0.0) == [1.0, 1.0, 0.0]
     assert group_aggregate(values, by=by, reduce="count") == [2.0, 2.0, 1.0]
     assert group_aggregate(values, by=by, reduce="max", broadcast=False) == [3.0, 10.0]
+    assert group_aggregate(values, by=by, reduce="sum", broadcast=False) == [4.0, 10.0]
+    assert group_aggregate(values, by=by, reduce="min") == [1.0, 1.0, 10.0]
     with pytest.raises(ValueError, match="reduce must be one of"):
         group_aggregate(values, by=by, reduce="median")
+
+
+def test_the_root_of_the_repository(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert get_repo_root_path() == "."
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / ".git").mkdir()
+    monkeypatch.chdir(tmp_path / "a/b")
+    assert get_repo_root_path() == str(tmp_path)
+
+
+def test_lines_for_the_terminal():
+    code = "from art.utils import logging as l\nfor f in (l.info, l.step, l.ok, l.warn, l.err, l.dim): f('[x] said')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        *("[INFO] [x] said", "[STEP] [x] said", "[OK] [x] said", "[WARN] [x] said", "[ERR] [x] said", "[x] said"),
+    ]
 
 
 def test_litellm_choices():
