@@ -400,7 +400,7 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
         _config: "dev.TrainSFTConfig | None" = None,
         verbose: bool = False,
     ) -> None:
-        """Fine-tune on given conversations, and log one row."""
+        """Fine-tune on given trajectories, and log one row. Captured ones are learned by their exact tokens."""
         started = time.time()
         stream = self.backend()._train_sft(self, trajectories, config or TrainSFTConfig(), _config or {}, verbose)  # pyright: ignore[reportPrivateUsage]
         samples = [sample async for sample in stream]

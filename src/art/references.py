@@ -15,7 +15,7 @@ from art.errors import NoTrainingDataError
 from art.metrics_taxonomy import scenario_id_of
 from art.trajectories import History, Trajectory, TrajectoryGroup
 from art.types import MessagesAndChoices
-from art.wire import Conversation, TrainGroup, TrainTrajectory
+from art.wire import Conversation, Example, TrainGroup, TrainTrajectory
 
 
 def build_train_groups(
@@ -57,6 +57,30 @@ def build_train_groups(
             continue
         built.append(TrainGroup(trajectories=members, scenario=scenario_id_of(group)))
     return built, left_out
+
+
+def build_examples(trajectories: Iterable[Trajectory]) -> list[Example]:
+    """What supervised fine-tuning learns of each trajectory.
+
+    Where all that the assistant says was captured, its exact ids are learned, by reference. Else the conversations are
+    sent as messages, and everything that the assistant says in them is learned.
+
+    Raises:
+        NoTrainingDataError: The assistant says nothing in a trajectory; the message names it. Nothing was sent.
+    """
+    examples: list[Example] = []
+    for t, trajectory in enumerate(trajectories):
+        rollout, turns = _captured(trajectory)
+        conversations = [history.messages_and_choices for history in _histories(trajectory)]
+        if rollout is not None or (turns and not any(_uncaptured(conversations))):
+            examples.append(Example(rollout=rollout, turns=turns))
+        elif plain := build_conversations(trajectory):
+            examples.append(Example(conversations=plain))
+        else:
+            raise NoTrainingDataError(
+                f"Trajectory {t} has no message of the assistant, so there is nothing to learn. Nothing was sent."
+            )
+    return examples
 
 
 def turn_of(item: Any) -> tuple[str, str | None] | None:
@@ -107,18 +131,13 @@ def _sampled_elsewhere(trajectory: Trajectory) -> Iterable[Any]:
 
 def _reference(trajectory: Trajectory, where: str, allow_uncaptured: bool) -> TrainTrajectory | None:
     metrics = {name: float(value) for name, value in trajectory.metrics.items() if math.isfinite(value)}
-    conversations = [history.messages_and_choices for history in _histories(trajectory)]
-    sampled = [*(item for items in conversations for item in items), *_sampled_elsewhere(trajectory)]
-    found = [reference for item in sampled if (reference := turn_of(item))]
-    keyed = trajectory.rollout_id
-    # a keyed rollout brings all of its own turns; calls past it, through the model's own client, count beside them
-    turns = list(dict.fromkeys(turn for turn, rollout in found if keyed is None or rollout != keyed))
+    keyed, turns = _captured(trajectory)
     if turns or keyed is not None:
         return TrainTrajectory(reward=trajectory.reward, rollout=keyed, turns=turns, metrics=metrics)
     if allow_uncaptured:
         plain = build_conversations(trajectory, only_choices=True)
         return TrainTrajectory(reward=trajectory.reward, conversations=plain, metrics=metrics) if plain else None
-    if reasons := list(_reasons(conversations)):
+    if reasons := list(_uncaptured([history.messages_and_choices for history in _histories(trajectory)])):
         raise NoTrainingDataError(
             f"No suitable data in {where}: " + "; ".join(reasons[:5]) + ". Append the sampled choice itself, "
             "`messages_and_choices.append(completion.choices[0])`, of a call through model.openai_client(), or capture the run "
@@ -128,11 +147,23 @@ def _reference(trajectory: Trajectory, where: str, allow_uncaptured: bool) -> Tr
     return None
 
 
-def _reasons(conversations: Iterable[MessagesAndChoices]) -> Iterable[str]:
-    """Why each assistant turn cannot be trained."""
+def _captured(trajectory: Trajectory) -> tuple[str | None, list[str]]:
+    """The keyed rollout of a trajectory, and the captured turns beside it."""
+    conversations = [history.messages_and_choices for history in _histories(trajectory)]
+    sampled = [*(item for items in conversations for item in items), *_sampled_elsewhere(trajectory)]
+    found = [reference for item in sampled if (reference := turn_of(item))]
+    keyed = trajectory.rollout_id
+    # a keyed rollout brings all of its own turns; calls past it, through the model's own client, count beside them
+    return keyed, list(dict.fromkeys(turn for turn, rollout in found if keyed is None or rollout != keyed))
+
+
+def _uncaptured(conversations: Iterable[MessagesAndChoices]) -> Iterable[str]:
+    """What the assistant says without its tokens having been captured: where, and why."""
     for h, items in enumerate(conversations):
         history = f" of additional history {h - 1}" if h else ""
         for i, item in enumerate(items):
+            if turn_of(item) is not None:
+                continue
             if isinstance(item, Choice):
                 yield f"turn {i}{history} was sampled from another endpoint, whose tokens were not captured"
             elif isinstance(item, BaseModel):

@@ -19,7 +19,6 @@ from art.errors import (
     BadRequestError,
     JobInterruptedError,
     NotFoundError,
-    NoTrainingDataError,
     from_api_error,
 )
 from art.failures import remember_service
@@ -31,7 +30,7 @@ from art.metrics_taxonomy import (
 )
 from art.model_spec import build_registration
 from art.progress import show_training
-from art.references import build_conversations, build_train_groups
+from art.references import build_examples, build_train_groups
 from art.train_options import build_options, build_sft_options, check_names
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import LocalTrainResult, TrainConfig, TrainSFTConfig
@@ -39,7 +38,6 @@ from art.wire import (
     API_PREFIX,
     Checkpoint,
     CheckpointList,
-    Conversation,
     CreateRollout,
     Health,
     Job,
@@ -335,7 +333,7 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
         dev_config: SFTOptionKeywords,
         verbose: bool = False,
     ) -> AsyncIterator[dict[str, float]]:
-        """Learn conversations in the order given, one update per batch, and serve the result as one new version.
+        """Learn trajectories in the order given, one update per batch, and serve the result as one new version.
 
         Yields:
             The metrics of the call, unless there was nothing to learn.
@@ -344,20 +342,13 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
             NoTrainingDataError: The assistant says nothing in a trajectory; the message names it. Nothing was sent.
         """
         options = build_sft_options(config, dev_config)
-        conversations: list[Conversation] = []
-        for t, trajectory in enumerate(trajectories):
-            found = build_conversations(trajectory)
-            if not found:
-                raise NoTrainingDataError(
-                    f"Trajectory {t} has no message of the assistant, so there is nothing to learn. Nothing was sent."
-                )
-            conversations += found
-        if not conversations:
+        examples = build_examples(trajectories)
+        if not examples:
             return
         request = TrainSftRequest(
             project=model.project,
             model=model.name,
-            conversations=conversations,
+            examples=examples,
             options=options,
             idempotency_key=uuid.uuid4().hex,
         )

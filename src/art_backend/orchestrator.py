@@ -104,13 +104,14 @@ class StepRunner:
             finally:
                 self._host.gate.open()
             spent = self._policy.account()
-        ages = token_ages(given.groups if isinstance(given, StepInput) else [], step - 1)
+        groups, warnings = (given.groups, given.warnings) if isinstance(given, StepInput) else ([], [])
+        ages = token_ages(groups, step - 1)
         self._policy.ages.update(ages)
         return TrainResult(
             step=output.step,
             trained=output.trained,
             reason=output.reason,
-            warnings=output.warnings,
+            warnings=warnings + output.warnings,
             checkpoint=str(output.checkpoint),
             metrics={
                 **output.metrics,

@@ -12,18 +12,20 @@ from typing import Any, Literal
 from art.wire import (
     CheckpointList,
     Conversation,
+    Example,
     Health,
     Job,
     JobKind,
     ModelInfo,
     ProcessHealth,
     RegisterModel,
+    RolloutInfo,
+    RolloutRows,
     SftOptions,
     TokenRow,
     TrainOptions,
     TrainRequest,
     TrainSftRequest,
-    TrainTrajectory,
 )
 from art_backend.auth import Keyring
 from art_backend.base_models import context_length, find_base_model
@@ -46,6 +48,7 @@ from art_backend.store.database import open_database
 from art_backend.store.runs import RunStore
 from art_backend.training.conversations import render_conversation
 from art_backend.training.process import TrainerProcess
+from art_backend.training.sequences import learn_everything
 from art_backend.training.types import AnyInput, ModelSetup, ScoredTrajectory, SftInput, StepInput
 from art_backend.utilisation import EngineMeter
 
@@ -327,30 +330,35 @@ class Service:
                     f"groups.{g} has no trajectories. Leave out groups in which every rollout failed.",
                     param=f"groups.{g}",
                 )
-        groups = [
-            [await self._resolve(policy, t, f"groups.{g}.trajectories.{i}") for i, t in enumerate(group.trajectories)]
-            for g, group in enumerate(request.groups)
-        ]
-        return self._submit(policy, request, JobKind.TRAIN, lambda step: StepInput(groups, request.options, step))
+        left_out: list[tuple[str, str]] = []
+        groups: list[list[ScoredTrajectory]] = []
+        for g, group in enumerate(request.groups):
+            members: list[ScoredTrajectory] = []
+            for t, trajectory in enumerate(group.trajectories):
+                where = f"groups.{g}.trajectories.{t}"
+                rows, untrainable = await self._resolve(policy, trajectory, where)
+                members.append(ScoredTrajectory(trajectory.reward, rows))
+                left_out += [(where, sentence) for sentence in untrainable]
+            groups.append(members)
+        warnings = _tell_untrainable(left_out)
+        return self._submit(
+            policy, request, JobKind.TRAIN, lambda step: StepInput(groups, request.options, step, warnings)
+        )
 
     async def train_sft(self, request: TrainSftRequest) -> Job:
-        """Render the conversations of a request and start learning them as a job.
+        """Find or render the tokens of the examples of a request, and start learning them as a job.
 
         Raises:
-            BadRequestError: A conversation cannot be rendered; the message names it.
+            BadRequestError: An example's tokens cannot be found or rendered; the message names it.
             NotFoundError: No such model.
         """
         policy = self.policy(request.project, request.model)
         train_on = request.options.train_on
-
-        def render() -> list[list[TokenRow]]:
-            return [
-                _render(policy.renderer, conversation, f"conversations.{i}", train_on)
-                for i, conversation in enumerate(request.conversations)
-            ]
-
-        conversations = await asyncio.to_thread(render)
-        return self._submit(policy, request, JobKind.SFT, lambda step: SftInput(conversations, request.options, step))
+        examples: list[list[TokenRow]] = []
+        for i, example in enumerate(request.examples):
+            rows, _ = await self._resolve(policy, example, f"examples.{i}", imitate=True, train_on=train_on)
+            examples.append(learn_everything(rows) if train_on == "all" else rows)
+        return self._submit(policy, request, JobKind.SFT, lambda step: SftInput(examples, request.options, step))
 
     def _submit(
         self,
@@ -385,25 +393,51 @@ class Service:
             placement="colocated",
         )
 
-    async def _resolve(self, policy: ServedPolicy, trajectory: TrainTrajectory, where: str) -> ScoredTrajectory:
+    async def _resolve(
+        self,
+        policy: ServedPolicy,
+        example: Example,
+        where: str,
+        *,
+        imitate: bool = False,
+        train_on: Literal["assistant", "all"] = "assistant",
+    ) -> tuple[list[TokenRow], list[str]]:
+        """The rows of an example, and a sentence for each of its turns that cannot be trained.
+
+        Args:
+            imitate: See ``build_rows``.
+            train_on: What is learned of conversations that were not captured.
+        """
+        captured: list[RolloutRows] = []
         try:
-            rows = list(trajectory.rows)
-            if trajectory.rollout is not None:
-                rows += self.captures.rows(trajectory.rollout).rows
-            for part in self.captures.rows_for_turns(trajectory.turns) if trajectory.turns else []:
-                rows += part.rows
+            if example.rollout is not None:
+                captured.append(self.captures.rows(example.rollout, imitate=imitate))
+            if example.turns:
+                captured += self.captures.rows_for_turns(example.turns, imitate=imitate)
+            for part in captured:
+                self._check_tokens(policy, self.captures.get(part.rollout), where)
         except NotFoundError as error:
             raise BadRequestError(f"{where}: {error.message}", param=where) from error
-        for i, conversation in enumerate(trajectory.conversations):
+        rows = [*example.rows, *(row for part in captured for row in part.rows)]
+        untrainable = [sentence for part in captured for sentence in part.untrainable_turns]
+        for i, conversation in enumerate(example.conversations):
             rows += await asyncio.to_thread(
-                _render, policy.renderer, conversation, f"{where}.conversations.{i}", "assistant"
+                _render, policy.renderer, conversation, f"{where}.conversations.{i}", train_on
             )
         if not rows:
+            why = "; ".join(untrainable[:3]) or "Give it a rollout id, turn ids, rows of tokens, or conversations."
+            raise BadRequestError(f"{where}: no token to train on. {why}", param=where)
+        return rows, untrainable
+
+    def _check_tokens(self, policy: ServedPolicy, rollout: RolloutInfo, where: str) -> None:
+        """Raise BadRequestError where captured ids are those of another vocabulary."""
+        _, spec = self.runs.find_model(rollout.project, rollout.model)
+        if spec.base_model != policy.host.settings.served_name:
             raise BadRequestError(
-                f"{where}: no token to train on. Give it a rollout id, turn ids, rows of tokens, or conversations.",
+                f"{where}: its tokens are those of {rollout.project}/{rollout.model}, whose base model is {spec.base_model!r}, "
+                f"not {policy.host.settings.served_name!r}. Give it as conversations (plain messages) instead.",
                 param=where,
             )
-        return ScoredTrajectory(reward=trajectory.reward, rows=rows)
 
     async def _trainer(self, project: str, name: str) -> TrainerProcess:
         """Return the live trainer of a model. One trainer holds the device's memory at a time."""
@@ -464,6 +498,17 @@ class Service:
         await asyncio.gather(*(trainer.close() for trainer in self._trainers.values()), return_exceptions=True)
         await asyncio.gather(*(host.stop() for host in self._hosts.values()), return_exceptions=True)
         self._db.close()
+
+
+def _tell_untrainable(found: list[tuple[str, str]]) -> list[str]:
+    """One sentence for each reason. ``found``: (trajectory, a sentence of ``build_rows``)."""
+    by_reason: dict[str, list[str]] = {}
+    for where, sentence in found:
+        turn, _, reason = sentence.partition(" cannot be trained: ")
+        by_reason.setdefault(reason, []).append(f"{where}, {turn}")
+    return [
+        f"{len(places)} turns were left out (the first: {places[0]}): {reason}" for reason, places in by_reason.items()
+    ]
 
 
 def _render(

@@ -4,7 +4,7 @@ import pytest
 
 import art
 from art.errors import NoTrainingDataError
-from art.references import build_train_groups
+from art.references import build_examples, build_train_groups
 
 
 def only(trajectory):
@@ -99,3 +99,18 @@ def test_calls_past_a_keyed_rollout_count_beside_it(make_choice):
     )
     (sent,), _ = only(trajectory)
     assert (sent.rollout, sent.turns) == ("ro_1", ["past it"])
+
+
+def test_examples_are_references_where_everything_was_captured_and_messages_elsewhere(make_choice):
+    question, answer = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
+    captured = art.Trajectory(messages_and_choices=[question, make_choice(turn="a")])
+    keyed = art.Trajectory(rollout_id="r", messages_and_choices=[question, answer])
+    mixed = art.Trajectory(messages_and_choices=[question, make_choice(turn="b"), question, answer])
+    plain = art.Trajectory(messages_and_choices=[question, answer])
+    elsewhere = art.Trajectory(messages_and_choices=[question, make_choice(turn=None)])
+    examples = build_examples([captured, keyed, mixed, plain, elsewhere])
+    assert [(example.rollout, example.turns) for example in examples] == [(None, ["a"]), ("r", []), *[(None, [])] * 3]
+    assert [len(example.conversations) for example in examples] == [0, 0, 1, 1, 1]
+    assert examples[2].conversations[0].trained is None, "every answer is learned, also the one that was put in"
+    with pytest.raises(NoTrainingDataError, match="Trajectory 1 has no message of the assistant"):
+        build_examples([plain, art.Trajectory(messages_and_choices=[question])])

@@ -84,10 +84,50 @@ async def test_offline_trajectories_are_trained_when_asked_for_and_bad_lessons_a
         with pytest.raises(NoTrainingDataError, match="Trajectory 1 has no message of the assistant"):
             await model.train_sft([lesson(), art.Trajectory(messages_and_choices=[QUESTION])])
         wrong = art.Trajectory(messages_and_choices=[{"role": "owl", "content": "hu"}, *lesson().messages()])
-        with pytest.raises(BadRequestError, match=r"conversations\.1: messages\.0\.role: must be one of"):
+        with pytest.raises(BadRequestError, match=r"examples\.1\.conversations\.0: messages\.0\.role: must be one of"):
             await model.train_sft([lesson(), wrong])
         with pytest.raises(BadRequestError, match="Give one rate per batch"):
             await model.train_sft([lesson()], art.TrainSFTConfig(learning_rate=[1e-3, 1e-3]))
         with pytest.raises(TypeError, match="unknown options: warmup"):
             await model.train_sft([lesson()], None, {"warmup": 3})
         assert await model.get_step() == 1
+
+
+async def test_what_was_sampled_here_is_learned_by_its_exact_tokens(tmp_path, tiny_model_path):
+    """A random model says bytes that are no text, so spelling its words again would give other tokens."""
+    async with art.LocalBackend(path=str(tmp_path / "art")) as backend:
+        model = make_model(tiny_model_path)
+        await model.register(backend)
+
+        async def sample(client, **options):
+            answer = await client.chat.completions.create(
+                model=model.name, messages=[QUESTION], max_tokens=8, seed=3, **options
+            )
+            return answer.choices[0]
+
+        async def sampled_ids(rollout_id, turn=None):
+            nodes = (await backend.get_rollout(rollout_id)).nodes
+            (ids,) = [node.token_ids for node in nodes if node.sampled and turn in (None, node.id)]
+            return ids
+
+        choice = await sample(model.openai_client(), temperature=1.0)
+        assert "\ufffd" in choice.message.content
+        reference = choice.model_extra["art"]
+        said = art.Trajectory(messages_and_choices=[QUESTION, choice])
+        async with model.rollout() as greedy:
+            # nothing for reinforcement learning, but as good an example as any
+            await sample(greedy.openai_client(), temperature=0.0)
+        unlearnable = art.TrajectoryGroup([art.Trajectory(rollout_id=greedy.id, reward=1.0)])
+        with pytest.raises(BadRequestError, match=r"groups\.0\.trajectories\.0: no token to train on.*temperature=0"):
+            await backend.train(model, [unlearnable])
+
+        lessons = [said, art.Trajectory(rollout_id=greedy.id)]
+        stream = backend._train_sft(model, lessons, art.TrainSFTConfig(learning_rate=0.0), {})
+        (metrics,) = [sample async for sample in stream]
+        assert metrics["data/step_trainer_tokens"] == 16, "8 ids each, however many their words would be spelled with"
+        assert metrics["data/step_num_examples_trained"] == 2
+
+        await model.train_sft([said] * 80, art.TrainSFTConfig(learning_rate=1e-2))
+        async with model.rollout() as after:
+            await sample(after.openai_client(), temperature=0.0)
+        assert await sampled_ids(after.id) == await sampled_ids(reference["rollout"], reference["turn"])

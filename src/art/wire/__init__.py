@@ -24,6 +24,7 @@ from art.wire.service import API_PREFIX, PROTOCOL_VERSION, Health, ProcessHealth
 from art.wire.training import (
     Algorithm,
     Conversation,
+    Example,
     KlPlace,
     Optimizer,
     Overlong,
@@ -51,6 +52,7 @@ __all__ = [
     "Conversation",
     "CreateRollout",
     "ErrorCode",
+    "Example",
     "Health",
     "Job",
     "JobEvent",

@@ -83,14 +83,13 @@ class Conversation(Wire):
     """Indices of the assistant messages that are trained; ``None`` trains all of them."""
 
 
-class TrainTrajectory(Wire):
-    """One scored run of the agent.
+class Example(Wire):
+    """One run of an agent, and where its tokens are.
 
-    Its tokens come from a rollout captured under a key, from single captured turns, from rows that travel with the
-    request, or from conversations that were not captured at all.
+    They come from a rollout captured under a key, from single captured turns, from rows that travel with the request, or
+    from conversations that were not captured at all.
     """
 
-    reward: FiniteFloat
     rollout: str | None = None
     """Id of a keyed rollout; all of its rows are trained."""
     turns: list[str] = []
@@ -98,6 +97,12 @@ class TrainTrajectory(Wire):
     rows: list[TokenRow] = []
     conversations: list[Conversation] = []
     """Their log-probabilities are taken from the policy that is trained, as it is before the step."""
+
+
+class TrainTrajectory(Example):
+    """One scored run of the agent."""
+
+    reward: FiniteFloat
     metrics: dict[str, float] = {}
 
 
@@ -182,7 +187,7 @@ class SftOptions(Wire):
     learning_rates: list[Annotated[FiniteFloat, Field(ge=0)]] = Field(default=[5e-5], min_length=1)
     """One rate per batch, or a single one for all."""
     batch_size: int = Field(default=2, ge=1)
-    """Conversations per optimiser step."""
+    """Examples per optimiser step."""
     train_on: Literal["assistant", "all"] = "assistant"
     """Which tokens are learned: what the assistant says, or everything."""
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -194,11 +199,14 @@ class SftOptions(Wire):
 
 
 class TrainSftRequest(Wire):
-    """Supervised fine-tuning: batches of conversations in the order given, and one new version at the end."""
+    """Supervised fine-tuning: batches of examples in the order given, and one new version at the end.
+
+    What was captured is learned as it was sampled, at whatever settings.
+    """
 
     project: str
     model: str
-    conversations: list[Conversation] = Field(min_length=1)
+    examples: list[Example] = Field(min_length=1)
     options: SftOptions = SftOptions()
     idempotency_key: str = Field(min_length=8, max_length=128)
     """Repeating a request with the same key returns the first one's job and never trains twice."""

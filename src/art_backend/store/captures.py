@@ -241,14 +241,14 @@ class CaptureStore:
 
     # Training rows
 
-    def rows(self, rollout: str) -> RolloutRows:
-        """Training rows of all turns of a rollout."""
+    def rows(self, rollout: str, *, imitate: bool = False) -> RolloutRows:
+        """Training rows of all turns of a rollout; ``imitate`` as in ``build_rows``."""
         self.get(rollout)
-        rows, untrainable = build_rows(self.tree(rollout).turns.values())
+        rows, untrainable = build_rows(self.tree(rollout).turns.values(), imitate=imitate)
         return RolloutRows(rollout=rollout, rows=rows, untrainable_turns=untrainable)
 
-    def rows_for_turns(self, turns: Sequence[str]) -> list[RolloutRows]:
-        """Training rows of single turns, by rollout.
+    def rows_for_turns(self, turns: Sequence[str], *, imitate: bool = False) -> list[RolloutRows]:
+        """Training rows of single turns, by rollout; ``imitate`` as in ``build_rows``.
 
         Raises:
             NotFoundError: A turn is unknown.
@@ -261,7 +261,7 @@ class CaptureStore:
             wanted.setdefault(rollout, []).append(self.tree(rollout).turns[turn])
         result: list[RolloutRows] = []
         for rollout, members in wanted.items():
-            rows, untrainable = build_rows(members)
+            rows, untrainable = build_rows(members, imitate=imitate)
             result.append(RolloutRows(rollout=rollout, rows=rows, untrainable_turns=untrainable))
         return result
 

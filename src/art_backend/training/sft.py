@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: conversations become batches of rows, and the loss is the mean of −log π over a batch's tokens.
+"""Supervised fine-tuning: examples become batches of rows, and the loss is the mean of −log π over a batch's tokens.
 
 It uses the trainer's packing, precision, optimiser and checkpoints; only the loss differs from reinforcement learning.
 """
@@ -37,20 +37,20 @@ class SftPlan:
 
 
 def build_plan(step: SftInput, *, vocabulary: int, max_length: int) -> SftPlan:
-    """Check the conversations and cut them into batches, in their order.
+    """Check the examples and cut them into batches, in their order.
 
-    A token weighs 1 / (trained tokens of its batch). A batch whose conversations are all left out makes no update.
+    A token weighs 1 / (trained tokens of its batch). A batch whose examples are all left out makes no update.
 
     Raises:
         BadRequestError: A value is wrong; ``param`` is its path.
     """
     options = step.options
     size = options.batch_size
-    starts = range(0, len(step.conversations), size)
+    starts = range(0, len(step.examples), size)
     rates = options.learning_rates * len(starts) if len(options.learning_rates) == 1 else options.learning_rates
     if len(rates) != len(starts):
         raise BadRequestError(
-            f"options.learning_rates has {len(rates)} entries; {len(step.conversations)} conversations in batches of {size} are "
+            f"options.learning_rates has {len(rates)} entries; {len(step.examples)} examples in batches of {size} are "
             f"{len(starts)} batches. Give one rate per batch, or a single one.",
             param="options.learning_rates",
         )
@@ -59,8 +59,8 @@ def build_plan(step: SftInput, *, vocabulary: int, max_length: int) -> SftPlan:
     learned = 0
     for start, rate in zip(starts, rates, strict=True):
         rows: list[TrainingRow] = []
-        for c, conversation in enumerate(step.conversations[start : start + size], start):
-            found = _rows_of(conversation, f"conversations.{c}", overlong, vocabulary)
+        for i, example in enumerate(step.examples[start : start + size], start):
+            found = _rows_of(example, f"examples.{i}", overlong, vocabulary)
             learned += bool(found)
             rows += found
         tokens = sum(int(row.trained.sum()) for row in rows)
@@ -69,19 +69,19 @@ def build_plan(step: SftInput, *, vocabulary: int, max_length: int) -> SftPlan:
         if rows:
             batches.append(SftBatch(rows, rate))
     metrics = {
-        "data/step_num_conversations": float(len(step.conversations)),
-        "data/step_num_conversations_trained": float(learned),
+        "data/step_num_examples": float(len(step.examples)),
+        "data/step_num_examples_trained": float(learned),
         "data/step_num_overlong": float(overlong.count),
     }
-    reason = None if batches else "Every conversation was longer than the model's maximum sequence length, or empty."
-    return SftPlan(batches, metrics, reason, overlong.warnings("conversations"))
+    reason = None if batches else "Every example was longer than the model's maximum sequence length, or empty."
+    return SftPlan(batches, metrics, reason, overlong.warnings("examples"))
 
 
-def _rows_of(conversation: list[TokenRow], where: str, overlong: OverlongRule, vocabulary: int) -> list[TrainingRow]:
-    if not conversation:
+def _rows_of(example: list[TokenRow], where: str, overlong: OverlongRule, vocabulary: int) -> list[TrainingRow]:
+    if not example:
         raise BadRequestError(f"{where} has no token to learn.", param=where)
-    for r, row in enumerate(conversation):
+    for r, row in enumerate(example):
         check_row(row, f"{where}.rows.{r}", vocabulary)
     # what is imitated is to be said freely, whatever structure it was sampled under
-    kept = [row.model_copy(update={"structures": []}) for row in overlong.apply(conversation, where)]
+    kept = [row.model_copy(update={"structures": []}) for row in overlong.apply(example, where)]
     return [training_row(row, advantage=1.0) for row in kept if any(row.sampled)]

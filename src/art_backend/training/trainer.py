@@ -207,7 +207,7 @@ class Trainer:
             ) from error
 
     def _supervise(self, step: SftInput, loaded: "Loaded", on_progress: Progress) -> StepOutput:
-        """Learn conversations: one update for each batch of them."""
+        """Learn examples: one update for each batch of them."""
         policy, options = loaded.policy, step.options
         started = time.monotonic()
         plan = build_plan(step, vocabulary=policy.vocabulary, max_length=self._setup.max_sequence_length)
@@ -329,7 +329,7 @@ class Loaded:
 
 
 def _learn(policy: Policy, pack: Pack, meter: SftMeter) -> None:
-    """Add the gradient of one pack of conversations to the policy's."""
+    """Add the gradient of one pack of examples to the policy's."""
     targets = read_targets(pack, policy.device)
     found = targets.logprobs(policy.forward(pack), policy.head)
     (-(targets.weights * found.logprobs).sum()).backward()

@@ -43,14 +43,16 @@ class StepInput:
     options: TrainOptions
     step: int
     """The policy version that this step makes; training starts from version ``step - 1``."""
+    warnings: list[str] = field(default_factory=list[str])
+    """What was left out before the trainer saw it, a sentence each."""
 
 
 @dataclass(slots=True)
 class SftInput:
     """One call of supervised fine-tuning."""
 
-    conversations: list[list[TokenRow]]
-    """The rows of each conversation, in the order in which they are learned."""
+    examples: list[list[TokenRow]]
+    """The rows of each example, in the order in which they are learned."""
     options: SftOptions
     step: int
     """As for ``StepInput``. However many updates it takes, the call makes one version."""

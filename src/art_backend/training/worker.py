@@ -28,10 +28,10 @@ _log = logging.getLogger("art_backend.training.worker")
 
 
 def encode_step(step: AnyInput) -> str:
-    """The file format of a batch: that of supervised fine-tuning has ``conversations``, any other ``groups``."""
+    """The file format of a batch: that of supervised fine-tuning has ``examples``, any other ``groups``."""
     data: dict[str, Any] = {"step": step.step, "options": step.options.model_dump(mode="json")}
     if isinstance(step, SftInput):
-        data["conversations"] = [[row.model_dump() for row in rows] for rows in step.conversations]
+        data["examples"] = [[row.model_dump() for row in rows] for rows in step.examples]
     else:
         data["groups"] = [
             [{"reward": t.reward, "rows": [row.model_dump() for row in t.rows]} for t in group] for group in step.groups
@@ -41,9 +41,9 @@ def encode_step(step: AnyInput) -> str:
 
 def decode_step(content: str) -> AnyInput:
     data = json.loads(content)
-    if "conversations" in data:
-        conversations = [[TokenRow.model_validate(row) for row in rows] for rows in data["conversations"]]
-        return SftInput(conversations, options=SftOptions.model_validate(data["options"]), step=data["step"])
+    if "examples" in data:
+        examples = [[TokenRow.model_validate(row) for row in rows] for rows in data["examples"]]
+        return SftInput(examples, options=SftOptions.model_validate(data["options"]), step=data["step"])
     groups = [
         [ScoredTrajectory(t["reward"], [TokenRow.model_validate(row) for row in t["rows"]]) for t in group]
         for group in data["groups"]

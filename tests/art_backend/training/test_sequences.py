@@ -3,7 +3,7 @@
 from array import array
 
 from art_backend.gateway.tree import Prompt, Turn
-from art_backend.training.sequences import build_rows
+from art_backend.training.sequences import build_rows, learn_everything
 
 COUNT = iter(range(10_000))
 
@@ -120,3 +120,23 @@ def test_a_thousand_turns_in_a_chain():
         turns.append(last)
     (row,), _ = build_rows(turns)
     assert len(row.token_ids) == 3002 and sum(row.sampled) == 1501
+
+
+def test_what_is_imitated_may_have_been_sampled_anyhow():
+    first = turn(prompt([1]), [2], untrainable="it was sampled greedily")
+    second = turn(prompt([3], first), [4], temperature=0.5)
+    (row,), untrainable = build_rows([first, second], imitate=True)
+    assert shape(row) == [1, (2, "*"), 3, (4, "*")]
+    assert (row.temperature, untrainable) == (1.0, [])
+
+
+def test_everything_is_learned_once():
+    first = turn(prompt([1, 2]), [3])
+    left, right = turn(prompt([4], first), [5, 6]), turn(prompt([4, 8], first), [7])
+    rows, _ = build_rows([first, left, right], imitate=True)
+    learned = learn_everything(rows)
+    assert [shape(row) for row in learned] == [
+        [1, (2, "*"), (3, "*"), (4, "*"), (5, "*"), (6, "*")],
+        [1, 2, 3, 4, (8, "*"), (7, "*")],
+    ]
+    assert [row.logprobs for row in learned] == [None, None]

@@ -73,7 +73,7 @@ def test_batches_are_cut_in_order_and_each_makes_an_update(setup, base_path, con
     metrics = output.metrics
     assert metrics["data/step_num_gradient_steps"] == 2
     assert metrics["data/step_trainer_tokens"] == 2 + 4 + 1
-    assert metrics["data/step_num_conversations_trained"] == 3
+    assert metrics["data/step_num_examples_trained"] == 3
     assert metrics["loss/learning_rate"] == 1e-3
     base = AutoModelForCausalLM.from_pretrained(base_path, dtype=torch.float32).eval()
     first = torch.stack([loss for (row,) in conversations[:2] for loss in losses_under(base, row)]).mean()
@@ -139,15 +139,15 @@ def test_long_conversations_are_left_out_and_counted(setup, conversations, make_
     long = make_conversation(list(range(1, 60)), [3] * 10)
     output = Trainer(setup).train(sft([long, *conversations], rates=[1e-2, 1e-3]))
     assert output.metrics["data/step_num_overlong"] == 1
-    assert output.metrics["data/step_num_conversations_trained"] == 3
-    assert "1 conversations were left out" in output.warnings[0]
+    assert output.metrics["data/step_num_examples_trained"] == 3
+    assert "1 examples were left out" in output.warnings[0]
     nothing = Trainer(setup).train(sft([long], step=2))
     assert not nothing.trained
     assert "longer than" in nothing.reason
-    with pytest.raises(BadRequestError, match=r"conversations\.1 has a row of 69 tokens"):
+    with pytest.raises(BadRequestError, match=r"examples\.1 has a row of 69 tokens"):
         Trainer(setup).train(sft([conversations[0], long], step=3, overlong="error"))
 
 
 def test_one_rate_per_batch(setup, conversations):
-    with pytest.raises(BadRequestError, match=r"learning_rates has 3 entries; 3 conversations in batches of 2 are 2"):
+    with pytest.raises(BadRequestError, match=r"learning_rates has 3 entries; 3 examples in batches of 2 are 2"):
         Trainer(setup).train(sft(conversations, rates=[1e-3] * 3))
