@@ -53,6 +53,9 @@ from art_backend.training.user_code import load_advantage, load_loss
 MICRO_BATCH_TOKENS = {"cpu": 1_536, "cuda": 16_384}
 """Packed tokens per forward pass when the caller does not say, by device; more where rows are long."""
 
+MIN_ESS = 0.5
+"""Effective sample size below which a step warns; that engine and trainer hold the same weights is proven by canaries."""
+
 MAX_NONFINITE = 3
 """Skipped updates in a row after which training stops."""
 
@@ -169,7 +172,7 @@ class Trainer:
             started=started,
             reason=batch.reason,
             metrics=batch.metrics | measured,
-            warnings=batch.warnings + _warn_of_long_rows(batch.members, options),
+            warnings=batch.warnings + _warn_of_long_rows(rows, options) + _warn_of_gap(measured),
         )
 
     def _reinforce(
@@ -232,7 +235,7 @@ class Trainer:
             started=started,
             reason=plan.reason,
             metrics=plan.metrics | meter.metrics(learning_rate=parts[-1][1] if parts else 0.0),
-            warnings=plan.warnings,
+            warnings=plan.warnings + _warn_of_long_rows(rows, options),
         )
 
     def _finish(
@@ -343,8 +346,18 @@ def _default_budget(rows: Sequence[TrainingRow], device: torch.device) -> int:
     return max(MICRO_BATCH_TOKENS[device.type], longest * 3 // 2)
 
 
-def _warn_of_long_rows(members: Sequence[Member], options: TrainOptions) -> list[str]:
-    lengths = [row.token_ids.size for member in members for row in member.rows]
+def _warn_of_gap(measured: dict[str, float]) -> list[str]:
+    ess = measured.get("offpolicy/ess", 1.0)
+    if ess >= MIN_ESS:
+        return []
+    return [
+        f"The policy is far from the one that sampled what it was trained on: the effective sample size is {ess:.0%}, the mean gap "
+        f"{measured['offpolicy/logprob_gap_mean']:.2f} nats a token. Train on fresher rollouts, or lower the learning rate."
+    ]
+
+
+def _warn_of_long_rows(rows: Sequence[TrainingRow], options: TrainOptions | SftOptions) -> list[str]:
+    lengths = [row.token_ids.size for row in rows]
     budget = options.micro_batch_tokens or max(lengths, default=0)
     longer = [length for length in lengths if length > budget]
     if not longer:

@@ -1,6 +1,7 @@
 """Every named algorithm: its loss on a batch worked out by hand, and that it learns."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -32,29 +33,87 @@ GRADIENTS = {
 }
 
 
-@pytest.mark.parametrize("algorithm", list(Algorithm))
-def test_on_policy_gradients_by_hand(make_row, algorithm):
+# Off policy, without the correction: every token is 1.5 times as likely as when it was sampled. The good tokens (A > 0) are
+# beyond every upper clip range but CISPO's, so they count 1 + ε_high and have no gradient; the bad one counts 1.5 · A.
+# The loss is −Σ weight · objective.
+L = math.log(1.5) - 1  # log-probability under the new policy
+OFF_POLICY = {
+    Algorithm.GRPO: (0.5 * 1.5 - 0.5 * 1.2, 1.5 / 2, 0),
+    Algorithm.DAPO: ((1.5 - 3 * 1.28) / 4, 1.5 / 4, 0),
+    Algorithm.DR_GRPO: ((1.5 - 3 * 1.2) / 20, 1.5 / 20, 0),
+    Algorithm.GSPO: (0.5 * 1.5 - 0.5 * 1.0004, 1.5 / 2, 0),
+    Algorithm.CISPO: (-(-1.5 * L + 3 * 1.5 * L) / 4, 1.5 / 4, -1.5 / 4),
+    Algorithm.RLOO: (2 * (1.5 - 3 * 1.2) / 4, 2 * 1.5 / 4, 0),
+    Algorithm.REINFORCE_PLUS_PLUS: ((1.5 - 3 * 1.2) / 4, 1.5 / 4, 0),
+}
+"""Loss, and the gradient with respect to the log-probability of the bad token and of each good one."""
+
+
+def loss_by(algorithm, make_row, new, *, importance_cap, engine=-1.0, masked=None):
+    """The loss of the two trajectories, and its gradient by row.
+
+    Args:
+        new: Log-probability of every token under the policy.
+        masked: Add a token of weight 0 to the bad trajectory, with this for every number of it.
+    """
     options = TrainOptions(algorithm=algorithm)
     bad, good = (ScoredTrajectory(r, [make_row([1], ids, -1.0)]) for r, ids in ((0, [2]), (2, [3, 4, 5])))
     preset = PRESETS[algorithm]
     batch = build_batch(StepInput([[bad, good]], options, 1), vocabulary=61, max_length=MAX_LENGTH)
     (pack,) = pack_rows(weigh(batch.members, preset.reduction, MAX_LENGTH), 100)
     targets = read_targets(pack, torch.device("cpu"))
-    logprobs = torch.full((4,), -1.0, requires_grad=True)
+    columns = [torch.full((4,), new), torch.full((4,), engine), targets.advantages, targets.weights, targets.rows]
+    if masked is not None:
+        extra = [masked, masked, masked, 0.0, 0]
+        columns = [torch.cat([c, torch.tensor([v], dtype=c.dtype)]) for c, v in zip(columns, extra, strict=True)]
+    logprobs = columns[0].requires_grad_()
     loss = policy_loss(
-        TokenBatch(logprobs, targets.engine_logprobs, targets.advantages, targets.weights, targets.rows),
+        TokenBatch(*columns),
         level=preset.level,
         surrogate=preset.surrogate,
         epsilon=preset.epsilon,
         epsilon_high=preset.epsilon_high,
-        importance_cap=2.0,
+        importance_cap=importance_cap,
         kl_coef=0.0,
     )
     loss.loss.backward()
     assert logprobs.grad is not None
-    by_row = dict(zip(targets.rows.tolist(), logprobs.grad.tolist(), strict=True))
-    assert (by_row[0], by_row[1]) == pytest.approx(GRADIENTS[algorithm], rel=1e-5)
-    assert len(set(logprobs.grad.tolist())) == 2  # the same for each token of a row
+    gradient = logprobs.grad.tolist()
+    if masked is not None:
+        assert gradient.pop() == 0.0
+    by_row = dict(zip(targets.rows.tolist(), gradient, strict=True))
+    assert len(set(gradient)) == len(set(by_row.values())), "the same for each token of a row"
+    return loss.loss.item(), by_row[0], by_row[1]
+
+
+@pytest.mark.parametrize("algorithm", list(Algorithm))
+def test_on_policy_gradients_by_hand(make_row, algorithm):
+    _, *gradient = loss_by(algorithm, make_row, -1.0, importance_cap=2.0)
+    assert gradient == pytest.approx(GRADIENTS[algorithm], rel=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", list(Algorithm))
+def test_off_policy_loss_and_gradient_by_hand(make_row, algorithm):
+    assert loss_by(algorithm, make_row, L, importance_cap=None) == pytest.approx(OFF_POLICY[algorithm], rel=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", list(Algorithm))
+@pytest.mark.parametrize("importance_cap", [2.0, None])
+@pytest.mark.parametrize("masked", [float("nan"), float("inf"), float("-inf")])
+def test_masked_positions_and_extreme_ratios_never_leak(make_row, algorithm, importance_cap, masked):
+    plain = loss_by(algorithm, make_row, L, importance_cap=importance_cap)
+    assert loss_by(algorithm, make_row, L, importance_cap=importance_cap, masked=masked) == plain
+    for new, engine in ((float("-inf"), -1.0), (-1.0, float("-inf"))):
+        found = loss_by(algorithm, make_row, new, engine=engine, importance_cap=importance_cap, masked=masked)
+        assert all(math.isfinite(value) for value in found), found
+
+
+@pytest.mark.parametrize("algorithm", list(Algorithm))
+def test_equal_rewards_train_nothing(make_row, algorithm):
+    groups = [[ScoredTrajectory(0.3, [make_row([1], [2])])] * 3] * 2
+    batch = build_batch(StepInput(groups, TrainOptions(algorithm=algorithm), 1), vocabulary=61, max_length=MAX_LENGTH)
+    assert batch.members == []
+    assert batch.metrics["data/step_num_groups_dropped"] == 2
 
 
 STEPS, GROUPS, MEMBERS = 12, 6, 8

@@ -7,13 +7,14 @@ import pytest
 import safetensors.torch
 import torch
 
-from art.wire import TrainOptions
+from art.wire import SftOptions, TrainOptions
 from art_backend.errors import BadRequestError
 from art_backend.training import update
 from art_backend.training.adapter_policy import AdapterPolicy
 from art_backend.training.packing import plain_pack
 from art_backend.training.trainer import Trainer
-from art_backend.training.types import StepInput
+from art_backend.training.types import SftInput, StepInput
+from art_backend.training.update import clip_ranges
 
 
 def step_of(groups, step=1, **options):
@@ -166,7 +167,29 @@ def test_a_row_longer_than_the_budget_is_trained_whole_and_told(run, make_groups
     output = run(groups, micro_batch_tokens=16)
     assert output.trained
     assert any("longer than micro_batch_tokens=16" in warning and "32" in warning for warning in output.warnings)
-    assert not run(make_groups(), micro_batch_tokens=16).warnings
+    assert not any("micro_batch_tokens" in warning for warning in run(make_groups(), micro_batch_tokens=16).warnings)
+
+
+def test_a_long_lesson_is_learned_whole_and_told(setup, make_row):
+    output = Trainer(setup).train(SftInput([[make_row([1] * 30, [2, 3])]], SftOptions(micro_batch_tokens=16), 1))
+    assert output.metrics["data/step_trainer_tokens"] == 2
+    assert any("longer than micro_batch_tokens=16" in warning and "32" in warning for warning in output.warnings)
+
+
+@pytest.mark.parametrize(
+    ("options", "ranges"),
+    [
+        ({}, (0.2, 0.28)),
+        ({"epsilon_high": 0.4}, (0.2, 0.4)),
+        ({"epsilon": 0.1}, (0.1, 0.28)),
+        ({"algorithm": "grpo", "epsilon": 0.1}, (0.1, 0.1)),
+        ({"algorithm": "grpo", "epsilon_high": 0.4}, (0.2, 0.4)),
+        ({"algorithm": "gspo"}, (3e-4, 4e-4)),
+        ({"epsilon": 0.0, "epsilon_high": 0.0}, (0.0, 0.0)),
+    ],
+)
+def test_the_upper_clip_range_may_be_another_than_the_lower(options, ranges):
+    assert clip_ranges(TrainOptions(**options)) == ranges
 
 
 def test_rows_that_share_nothing_give_the_same_update(setup, make_groups, tmp_path):

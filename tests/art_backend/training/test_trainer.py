@@ -90,6 +90,41 @@ def test_metrics_of_a_step_on_its_own_samples(setup, honest):
     json.dumps(metrics, allow_nan=False)
 
 
+def test_every_measure_is_there(setup, honest):
+    metrics = Trainer(setup).train(step_of(honest, kl_coef=0.1)).metrics
+    expected = {
+        "reward": ["mean", "std_dev"],
+        "data": [
+            *(f"step_num_groups_{name}" for name in ("submitted", "trainable", "dropped", "stale")),
+            *("step_num_trajectories", "step_num_trajectories_trained", "step_num_overlong", "rows_per_trajectory"),
+            *("step_trainer_tokens", "step_row_tokens", "step_packed_tokens", "packing_ratio"),
+            *("step_num_gradient_steps", "step_num_gradient_steps_skipped", "step_recomputed_tokens"),
+        ],
+        "loss": [
+            *("policy", "entropy", "kl_reference", "clip_fraction_low", "clip_fraction_high"),
+            *("grad_norm", "learning_rate"),
+        ],
+        "offpolicy": [
+            *("logprob_gap_mean", "logprob_gap_max", "logprob_gap_row_max", "kl", "ess", "age_mean", "age_max"),
+        ],
+        "throughput": ["trainer_tok_per_s", "trainer_packed_tok_per_s", "trainer_peak_memory_mb"],
+        "time": ["step_train_s", "step_save_s"],
+    }
+    assert {f"{section}/{name}" for section, names in expected.items() for name in names} == metrics.keys()
+    assert metrics["data/step_num_gradient_steps"] == 1
+    assert metrics["throughput/trainer_peak_memory_mb"] > 50
+
+
+def test_a_policy_far_from_the_one_that_sampled_is_told(setup, honest):
+    trainer = Trainer(setup)
+    assert trainer.train(step_of(honest)).warnings == []
+    for group in honest:
+        group[0].rows[0].logprobs = [p and p - 5.0 for p in group[0].rows[0].logprobs]
+    output = trainer.train(step_of(honest, 2))
+    assert output.metrics["offpolicy/ess"] < 0.5
+    assert any("effective sample size" in warning for warning in output.warnings)
+
+
 def test_the_gap_is_measured_before_the_update(setup, honest):
     row = honest[0][0].rows[0]  # 3 sampled tokens
     row.logprobs[-1] -= 0.5
@@ -205,7 +240,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_three_in_a_row_are_an_erro
         assert output.reason is not None
         assert "not finite" in output.reason
         assert output.metrics["data/step_num_gradient_steps_skipped"] == 1
-        assert "1 of 1 updates were skipped" in output.warnings[0]
+        assert "1 of 1 updates were skipped" in output.warnings[-1]
     trainer = Trainer(setup)  # the count outlives the process
     with pytest.raises(TrainerFailedError, match="3 times in a row"):
         trainer.train(step_of(bad, 4, **options))
