@@ -7,20 +7,16 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from art.wire import (
     CheckpointList,
-    Conversation,
-    Example,
     Health,
     Job,
     JobKind,
     ModelInfo,
     ProcessHealth,
     RegisterModel,
-    RolloutInfo,
-    RolloutRows,
     SftOptions,
     TokenRow,
     TrainOptions,
@@ -31,6 +27,7 @@ from art_backend.auth import Keyring
 from art_backend.base_models import context_length, find_base_model
 from art_backend.devices import Device, find_usable_devices
 from art_backend.errors import BadRequestError, ConflictError, NotFoundError, ServiceError
+from art_backend.examples import ExampleFinder, tell_untrainable
 from art_backend.gateway.limits import ProjectLimits
 from art_backend.gateway.ports import Identity, ServedModel
 from art_backend.gateway.render import ChatRenderer
@@ -46,9 +43,7 @@ from art_backend.store.captures import CaptureStore
 from art_backend.store.checkpoints import CheckpointStore
 from art_backend.store.database import open_database
 from art_backend.store.runs import RunStore
-from art_backend.training.conversations import render_conversation
 from art_backend.training.process import TrainerProcess
-from art_backend.training.sequences import learn_everything
 from art_backend.training.types import AnyInput, ModelSetup, ScoredTrajectory, SftInput, StepInput
 from art_backend.utilisation import EngineMeter
 
@@ -91,6 +86,7 @@ class Service:
         self._db = open_database(settings.database_path)
         self.runs = RunStore(self._db)
         self.captures = CaptureStore(self._db)
+        self._examples = ExampleFinder(self.captures, self.runs)
         self.keyring = Keyring(settings.api_key, settings.path / "secret", self.captures)
         self.limits = ProjectLimits(settings.max_project_calls, settings.max_project_queue, settings.hold_timeout_s)
         self.jobs = JobBoard(self.runs)
@@ -336,11 +332,11 @@ class Service:
             members: list[ScoredTrajectory] = []
             for t, trajectory in enumerate(group.trajectories):
                 where = f"groups.{g}.trajectories.{t}"
-                rows, untrainable = await self._resolve(policy, trajectory, where)
+                rows, untrainable = await self._examples.find_rows(policy, trajectory, where)
                 members.append(ScoredTrajectory(trajectory.reward, rows))
                 left_out += [(where, sentence) for sentence in untrainable]
             groups.append(members)
-        warnings = _tell_untrainable(left_out)
+        warnings = tell_untrainable(left_out)
         return self._submit(
             policy, request, JobKind.TRAIN, lambda step: StepInput(groups, request.options, step, warnings)
         )
@@ -356,8 +352,7 @@ class Service:
         train_on = request.options.train_on
         examples: list[list[TokenRow]] = []
         for i, example in enumerate(request.examples):
-            rows, _ = await self._resolve(policy, example, f"examples.{i}", imitate=True, train_on=train_on)
-            examples.append(learn_everything(rows) if train_on == "all" else rows)
+            examples.append(await self._examples.find_rows_to_imitate(policy, example, f"examples.{i}", train_on))
         return self._submit(policy, request, JobKind.SFT, lambda step: SftInput(examples, request.options, step))
 
     def _submit(
@@ -392,52 +387,6 @@ class Service:
             context=policy.max_sequence_length,
             placement="colocated",
         )
-
-    async def _resolve(
-        self,
-        policy: ServedPolicy,
-        example: Example,
-        where: str,
-        *,
-        imitate: bool = False,
-        train_on: Literal["assistant", "all"] = "assistant",
-    ) -> tuple[list[TokenRow], list[str]]:
-        """The rows of an example, and a sentence for each of its turns that cannot be trained.
-
-        Args:
-            imitate: See ``build_rows``.
-            train_on: What is learned of conversations that were not captured.
-        """
-        captured: list[RolloutRows] = []
-        try:
-            if example.rollout is not None:
-                captured.append(self.captures.rows(example.rollout, imitate=imitate))
-            if example.turns:
-                captured += self.captures.rows_for_turns(example.turns, imitate=imitate)
-            for part in captured:
-                self._check_tokens(policy, self.captures.get(part.rollout), where)
-        except NotFoundError as error:
-            raise BadRequestError(f"{where}: {error.message}", param=where) from error
-        rows = [*example.rows, *(row for part in captured for row in part.rows)]
-        untrainable = [sentence for part in captured for sentence in part.untrainable_turns]
-        for i, conversation in enumerate(example.conversations):
-            rows += await asyncio.to_thread(
-                _render, policy.renderer, conversation, f"{where}.conversations.{i}", train_on
-            )
-        if not rows:
-            why = "; ".join(untrainable[:3]) or "Give it a rollout id, turn ids, rows of tokens, or conversations."
-            raise BadRequestError(f"{where}: no token to train on. {why}", param=where)
-        return rows, untrainable
-
-    def _check_tokens(self, policy: ServedPolicy, rollout: RolloutInfo, where: str) -> None:
-        """Raise BadRequestError where captured ids are those of another vocabulary."""
-        _, spec = self.runs.find_model(rollout.project, rollout.model)
-        if spec.base_model != policy.host.settings.served_name:
-            raise BadRequestError(
-                f"{where}: its tokens are those of {rollout.project}/{rollout.model}, whose base model is {spec.base_model!r}, "
-                f"not {policy.host.settings.served_name!r}. Give it as conversations (plain messages) instead.",
-                param=where,
-            )
 
     async def _trainer(self, project: str, name: str) -> TrainerProcess:
         """Return the live trainer of a model. One trainer holds the device's memory at a time."""
@@ -498,25 +447,3 @@ class Service:
         await asyncio.gather(*(trainer.close() for trainer in self._trainers.values()), return_exceptions=True)
         await asyncio.gather(*(host.stop() for host in self._hosts.values()), return_exceptions=True)
         self._db.close()
-
-
-def _tell_untrainable(found: list[tuple[str, str]]) -> list[str]:
-    """One sentence for each reason. ``found``: (trajectory, a sentence of ``build_rows``)."""
-    by_reason: dict[str, list[str]] = {}
-    for where, sentence in found:
-        turn, _, reason = sentence.partition(" cannot be trained: ")
-        by_reason.setdefault(reason, []).append(f"{where}, {turn}")
-    return [
-        f"{len(places)} turns were left out (the first: {places[0]}): {reason}" for reason, places in by_reason.items()
-    ]
-
-
-def _render(
-    renderer: ChatRenderer, conversation: Conversation, where: str, train_on: Literal["assistant", "all"]
-) -> list[TokenRow]:
-    """``render_conversation``, with errors that name the conversation."""
-    try:
-        return render_conversation(renderer, conversation, train_on=train_on)
-    except BadRequestError as error:
-        param = f"{where}.{error.param}" if error.param else where
-        raise BadRequestError(f"{where}: {error.message}", param=param) from error

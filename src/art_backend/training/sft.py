@@ -82,6 +82,6 @@ def _rows_of(example: list[TokenRow], where: str, overlong: OverlongRule, vocabu
         raise BadRequestError(f"{where} has no token to learn.", param=where)
     for r, row in enumerate(example):
         check_row(row, f"{where}.rows.{r}", vocabulary)
-    # what is imitated is to be said freely, whatever structure it was sampled under
-    kept = [row.model_copy(update={"structures": []}) for row in overlong.apply(example, where)]
+    # what is imitated is to be said freely, whatever structure and temperature it was sampled under
+    kept = [row.model_copy(update={"structures": [], "temperature": 1.0}) for row in overlong.apply(example, where)]
     return [training_row(row, advantage=1.0) for row in kept if any(row.sampled)]
