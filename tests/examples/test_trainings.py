@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 from examples.game_2048 import evaluate as evaluate_2048
 from examples.game_2048 import train as train_2048
+from examples.temporal_clue import evaluate as evaluate_clue
+from examples.temporal_clue import train as train_clue
 from examples.tic_tac_toe import evaluate as evaluate_tic_tac_toe
 from examples.tic_tac_toe import train as train_tic_tac_toe
 
@@ -36,4 +38,10 @@ async def test_tic_tac_toe(make_run, opponent):
 
 async def test_2048(make_run):
     results = await train_and_evaluate(make_run("2048", train_2048.SMALL), train_2048.train, evaluate_2048.evaluate)
+    assert 0 <= results.player("trained").reward.value <= 1
+
+
+async def test_temporal_clue(make_run):
+    run = make_run("temporal-clue", train_clue.SMALL, "easy")
+    results = await train_and_evaluate(run, train_clue.train, evaluate_clue.evaluate)
     assert 0 <= results.player("trained").reward.value <= 1

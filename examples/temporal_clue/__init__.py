@@ -1,0 +1,1 @@
+"""An agent that learns to solve puzzles of who, where, when and with what."""
