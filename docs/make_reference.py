@@ -245,9 +245,15 @@ def _wrapped(signature: str) -> str:
 def _prose(docstring: str) -> str:
     """A docstring as Markdown: sections as lists, indented blocks as code."""
     lines: list[str] = []
-    section = code = False
+    section = code = example = False
     for line in docstring.splitlines():
-        if heading := re.fullmatch(r"(Args|Returns|Raises|Attributes|Yields):", line):
+        if line.startswith(">>> ") and not example:
+            lines += [*([] if not lines or not lines[-1] else [""]), "```pycon", line]
+            example, section = True, False
+        elif example:
+            lines += [line] if line else ["```", ""]
+            example = bool(line)
+        elif heading := re.fullmatch(r"(Args|Returns|Raises|Attributes|Yields):", line):
             section, code = True, False
             lines += ["", f"**{heading[1]}**", ""]
         elif section and (item := re.fullmatch(r"    (\S.*)", line)):
@@ -268,13 +274,12 @@ def _prose(docstring: str) -> str:
                 code = False
             section = section and not line.strip()
             lines.append(line)
-    if code:
+    if code or example:
         while not lines[-1]:
             lines.pop()
         lines.append("```")
-    return (
-        re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip().replace("``", "`").replace("```python", "```python") + "\n"
-    )
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+    return re.sub(r"(?<!`)``(?!`)", "`", text) + "\n"
 
 
 def _line(text: str) -> str:

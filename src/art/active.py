@@ -17,6 +17,11 @@ def no_capture() -> Generator[None]:
     """Record nothing inside, for calls that are not the agent's own, such as a judge's.
 
     Trajectories opened inside record all the same.
+
+    >>> with art.Trajectory():
+    ...     with no_capture():
+    ...         art.current_trajectory() is None
+    True
     """
     token = active_trajectory.set(None)
     try:

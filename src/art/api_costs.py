@@ -18,7 +18,11 @@ _LITELLM_HEADER = "llm_provider-x-litellm-response-cost"
 
 @dataclass(frozen=True)
 class TokenPricing:
-    """Dollars per million tokens. Prices of cached tokens that are ``None`` are those of the prompt."""
+    """Dollars per million tokens. Prices of cached tokens that are ``None`` are those of the prompt.
+
+    >>> TokenPricing(prompt_per_million=2.0, completion_per_million=8.0).cached_prompt_per_million is None
+    True
+    """
 
     prompt_per_million: float
     completion_per_million: float
@@ -94,6 +98,15 @@ def track_api_cost(
 
     Raises:
         ValueError: A name is blank; when called, the cost cannot be known.
+
+    >>> @track_api_cost(source="judge", provider="openai", model_name="openai/gpt-4.1")
+    ... async def ask():
+    ...     return {"usage": {"prompt_tokens": 1000, "completion_tokens": 100}}
+    >>> builder = art.metrics.MetricsBuilder("train")
+    >>> with builder.activate_context():
+    ...     answer = await ask()
+    >>> (await builder.flush())["costs/train/judge"]
+    0.0028
     """
     for label, value in (("source", source), ("provider", provider), ("model_name", model_name)):
         if not value.strip():

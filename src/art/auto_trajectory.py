@@ -21,12 +21,21 @@ def auto_trajectory(*, required: bool = False) -> Trajectory | None:
 
     Raises:
         RuntimeError: ``required``, and no trajectory is open.
+
+    >>> auto_trajectory() is None
+    True
     """
     warnings.warn("auto_trajectory is deprecated: write art.current_trajectory.", DeprecationWarning, stacklevel=2)
     return current_trajectory(required=required)
 
 
 async def capture_auto_trajectory(coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
-    """Deprecated: ``await art.trajectory(coroutine)``."""
+    """Deprecated: ``await art.trajectory(coroutine)``.
+
+    >>> async def agent():
+    ...     auto_trajectory(required=True).reward = 1.0
+    >>> (await capture_auto_trajectory(agent())).reward
+    1.0
+    """
     warnings.warn("capture_auto_trajectory is deprecated: write art.trajectory.", DeprecationWarning, stacklevel=2)
     return await trajectory(coroutine)

@@ -21,6 +21,9 @@ class Backend(Protocol):
 
     Two methods are optional: ``supports_automatic_train_step_metrics() -> bool`` and
     ``automatic_gpu_cost_per_hour_usd(model) -> float | None``.
+
+    >>> isinstance(art.RemoteBackend("http://gpu-box:8000", "key"), art.Backend)
+    True
     """
 
     async def close(self) -> None: ...

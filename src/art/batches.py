@@ -39,6 +39,12 @@ async def trajectory_group_batches(
 
     Raises:
         ValueError: A size is not positive.
+
+    >>> async def play(n):
+    ...     return art.Trajectory(reward=float(n))
+    >>> groups = (art.TrajectoryGroup([play(n), play(n + 1)]) for n in range(5))
+    >>> [len(batch) async for batch in art.trajectory_group_batches(groups, batch_size=2)]
+    [2, 2, 1]
     """
     warn_completion_tokens(pbar_total_completion_tokens)
     if batch_size < 1 or max_concurrent_batches < 1 or skip_batches < 0:

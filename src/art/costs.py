@@ -11,7 +11,11 @@ CostCalculator: TypeAlias = Callable[[TokenCount | None, TokenCount | None, str]
 
 @dataclass(frozen=True)
 class ModelPricing:
-    """Dollars per million tokens."""
+    """Dollars per million tokens.
+
+    >>> ModelPricing(prefill=0.13, sample=0.40, train=0.40).sample
+    0.4
+    """
 
     prefill: float
     sample: float
@@ -64,6 +68,9 @@ def get_model_pricing(name: str | None, *, strict: bool = False) -> ModelPricing
 
     Raises:
         ValueError: With ``strict``, for a model without known prices.
+
+    >>> get_model_pricing("Qwen/Qwen3-8B").train
+    0.4
     """
     pricing = MODEL_PRICING.get(name) if name is not None else None
     if pricing is None and strict:
@@ -72,14 +79,24 @@ def get_model_pricing(name: str | None, *, strict: bool = False) -> ModelPricing
 
 
 def tokens_to_cost(n: float, price: float) -> float:
-    """Dollars of ``n`` tokens at ``price`` dollars per million."""
+    """Dollars of ``n`` tokens at ``price`` dollars per million.
+
+    >>> tokens_to_cost(500_000, price=0.4)
+    0.2
+    """
     return n * price / 1_000_000
 
 
 def compute_sample_costs(
     *, prompt_tokens: TokenCount | None, completion_tokens: TokenCount | None, cost_context: str, pricing: ModelPricing
 ) -> dict[str, float]:
-    """Costs of one call, by their logged names."""
+    """Costs of one call, by their logged names.
+
+    >>> compute_sample_costs(
+    ...     prompt_tokens=1_000_000, completion_tokens=0, cost_context="train", pricing=ModelPricing(0.5, 1.0, 1.0)
+    ... )
+    {'costs/train/tinker_prefill': 0.5, 'costs/train/tinker_sample': 0.0}
+    """
     return {
         f"costs/{cost_context}/tinker_prefill": tokens_to_cost(prompt_tokens or 0, pricing.prefill),
         f"costs/{cost_context}/tinker_sample": tokens_to_cost(completion_tokens or 0, pricing.sample),
@@ -87,7 +104,12 @@ def compute_sample_costs(
 
 
 def build_cost_calculator(pricing: ModelPricing) -> CostCalculator:
-    """A function for ``model.set_cost_calculator``."""
+    """A function for ``model.set_cost_calculator``.
+
+    >>> model.set_cost_calculator(build_cost_calculator(ModelPricing(0.5, 1.0, 1.0)))
+    >>> model.cost_calculator(1_000_000, 0, "eval")["costs/eval/tinker_prefill"]
+    0.5
+    """
 
     def calculate(
         prompt_tokens: TokenCount | None, completion_tokens: TokenCount | None, cost_context: str
@@ -103,5 +125,9 @@ def build_cost_calculator(pricing: ModelPricing) -> CostCalculator:
 
 
 def compute_train_cost(tokens: float, pricing: ModelPricing) -> float:
-    """Dollars of training on ``tokens``."""
+    """Dollars of training on ``tokens``.
+
+    >>> compute_train_cost(2_000_000, ModelPricing(0.5, 1.0, 1.0))
+    2.0
+    """
     return tokens_to_cost(tokens, pricing.train)

@@ -9,6 +9,9 @@ class ARTError(Exception):
     Attributes:
         detail: What happened and what to do about it.
         status_code: The HTTP status that says the same.
+
+    >>> ARTError("The disk is full.", 507).status_code
+    507
     """
 
     def __init__(self, message: str, status_code: int) -> None:
@@ -18,28 +21,44 @@ class ARTError(Exception):
 
 
 class ForbiddenBucketCreationError(ARTError):
-    """A bucket may not be created."""
+    """A bucket may not be created.
+
+    >>> ForbiddenBucketCreationError("no").status_code
+    403
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, 403)
 
 
 class UnsupportedLoRADeploymentProviderError(ARTError):
-    """The provider does not serve LoRA adapters."""
+    """The provider does not serve LoRA adapters.
+
+    >>> UnsupportedLoRADeploymentProviderError("no").status_code
+    400
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, 400)
 
 
 class UnsupportedBaseModelDeploymentError(ARTError):
-    """The provider does not serve the base model."""
+    """The provider does not serve the base model.
+
+    >>> UnsupportedBaseModelDeploymentError("no").status_code
+    400
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, 400)
 
 
 class LoRADeploymentTimedOutError(ARTError):
-    """A deployment took too long."""
+    """A deployment took too long.
+
+    >>> LoRADeploymentTimedOutError("late").status_code
+    504
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, 504)

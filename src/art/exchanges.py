@@ -30,7 +30,11 @@ class Exchange(BaseModel):
 
 
 class TrajectoryExchanges(BaseModel):
-    """The calls of a trajectory by protocol, in order. False if there are none."""
+    """The calls of a trajectory by protocol, in order. False if there are none.
+
+    >>> bool(art.Trajectory().exchanges)
+    False
+    """
 
     chat_completions: list[Exchange] = []
     completions: list[Exchange] = []

@@ -40,7 +40,11 @@ AfterEach = Callable[["TrajectoryGroup"], "Awaitable[TrajectoryGroup | list[Traj
 
 @dataclass
 class GatherContext:
-    """The state of one gathering: its bar, its running means, and how many failures it bears."""
+    """The state of one gathering: its bar, its running means, and how many failures it bears.
+
+    >>> GatherContext(max_exceptions=1, metric_sums={"exceptions": 2}).too_many_exceptions()
+    True
+    """
 
     pbar: "tqdm[Any] | None" = None
     metric_sums: dict[str, float] = field(default_factory=dict[str, float])
@@ -101,7 +105,12 @@ _context: ContextVar[GatherContext | None] = ContextVar("art_gather_context", de
 
 @contextlib.contextmanager
 def set_gather_context(context: GatherContext) -> Generator[GatherContext]:
-    """Make ``context`` the current one inside the ``with`` block."""
+    """Make ``context`` the current one inside the ``with`` block.
+
+    >>> with set_gather_context(GatherContext(max_exceptions=2)):
+    ...     get_gather_context().max_exceptions
+    2
+    """
     token = _context.set(context)
     try:
         yield context
@@ -110,12 +119,22 @@ def set_gather_context(context: GatherContext) -> Generator[GatherContext]:
 
 
 def get_gather_context() -> GatherContext:
-    """The current context; outside of any gathering, a fresh one that bears no failure."""
+    """The current context; outside of any gathering, a fresh one that bears no failure.
+
+    >>> get_gather_context().max_exceptions
+    0
+    """
     return _context.get() or GatherContext()
 
 
 def record_metrics(context: GatherContext, trajectory: "Trajectory") -> None:
-    """Set ``metrics["completion_tokens"]`` where it can be known, and add everything to the running means."""
+    """Set ``metrics["completion_tokens"]`` where it can be known, and add everything to the running means.
+
+    >>> context = GatherContext()
+    >>> record_metrics(context, art.Trajectory(reward=0.5, metrics={"turns": 3}))
+    >>> context.metric_sums
+    {'reward': 0.5, 'turns': 3}
+    """
     from openai.types.chat.chat_completion import Choice
 
     lengths = [
@@ -152,6 +171,14 @@ async def gather_trajectory_groups(
 
     Returns:
         The groups, in the order given.
+
+    >>> async def play(scenario, n):
+    ...     return art.Trajectory(reward=float(n), metadata={"scenario_id": scenario})
+    >>> groups = await art.gather_trajectory_groups(
+    ...     art.TrajectoryGroup(play(scenario, n) for n in range(4)) for scenario in ("a", "b")
+    ... )
+    >>> [len(group) for group in groups]
+    [4, 4]
     """
     warn_completion_tokens(pbar_total_completion_tokens)
     pending = list(groups)
@@ -189,6 +216,11 @@ async def gather_trajectories(
 
     Returns:
         One entry per awaitable, in order: its trajectory, the list of its trajectories, or the exception it raised.
+
+    >>> async def play(reward):
+    ...     return art.Trajectory(reward=reward)
+    >>> [t.reward for t in await art.gather_trajectories([play(0.0), play(1.0)])]
+    [0.0, 1.0]
     """
     warn_completion_tokens(pbar_total_completion_tokens)
     pending = list(trajectories)
@@ -205,6 +237,11 @@ async def wrap_group_awaitable(
 
     Returns:
         What is to stand in its place: nothing if it failed within the budget or ``after_each`` dropped it.
+
+    >>> async def group():
+    ...     return art.TrajectoryGroup([art.Trajectory()])
+    >>> len(await wrap_group_awaitable(group()))
+    1
     """
     context = get_gather_context()
     if isinstance(awaitable, SizedAwaitable):  # its members count themselves, successes and failures alike
@@ -235,7 +272,13 @@ async def wrap_group_awaitable(
 async def wrap_trajectories_awaitable(
     awaitable: "Awaitable[Trajectory | Iterable[Trajectory]]",
 ) -> "Trajectory | list[Trajectory] | BaseException":
-    """Await one rollout within the current context; a failure within the budget is returned."""
+    """Await one rollout within the current context; a failure within the budget is returned.
+
+    >>> async def play():
+    ...     return art.Trajectory(reward=1.0)
+    >>> (await wrap_trajectories_awaitable(play())).reward
+    1.0
+    """
     from art.trajectories import Trajectory
 
     context = get_gather_context()

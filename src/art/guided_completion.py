@@ -24,6 +24,9 @@ def get_guided_completion_params(
 
     Raises:
         ValueError: There is neither text nor a call, there is text beside a call, or there are several calls.
+
+    >>> get_guided_completion_params("yes")
+    {'extra_body': {'structured_outputs': {'choice': ['yes']}}}
     """
     text, calls = _parts(completion)
     if not calls:

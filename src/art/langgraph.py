@@ -44,6 +44,11 @@ def wrap_rollout(model: Model[Any, Any], fn: Callable[P, Awaitable[Trajectory]])
         model: Registered, if it is a ``TrainableModel``.
         fn: Runs the agent once and returns its scored trajectory. If that holds no conversation, it is given those that
             were captured.
+
+    >>> async def agent(scenario):
+    ...     return art.Trajectory(reward=1.0)  # its chat models come from init_chat_model()
+    >>> (await wrap_rollout(model, agent)("a")).reward
+    1.0
     """
 
     @functools.wraps(fn)
@@ -86,6 +91,10 @@ def init_chat_model(model: str | None = None, **options: Any) -> Any:
     Raises:
         RuntimeError: No rollout is running.
         MissingExtraError: ``langchain-openai`` is not installed.
+
+    >>> init_chat_model(temperature=1.0)  # outside of a rollout
+    Traceback (most recent call last):
+    RuntimeError: No rollout is running: call init_chat_model inside a function given to wrap_rollout.
     """
     current = _endpoint.get()
     if current is None:

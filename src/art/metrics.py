@@ -22,19 +22,31 @@ _IDLE_KEYS = ("throughput/step_trainer_idle_s", "throughput/step_actor_idle_s")
 
 
 def is_cumulative_metric_key(key: str) -> bool:
-    """Whether ``key`` is a running total, ``section/cum/…``."""
+    """Whether ``key`` is a running total, ``section/cum/…``.
+
+    >>> is_cumulative_metric_key("costs/cum/gpu")
+    True
+    """
     parts = key.split("/")
     return len(parts) > 2 and parts[1] == "cum"
 
 
 def is_builder_managed_metric(key: str) -> bool:
-    """Whether ``key`` is summed by a builder instead of averaged over trajectories."""
+    """Whether ``key`` is summed by a builder instead of averaged over trajectories.
+
+    >>> is_builder_managed_metric("costs/gpu"), is_builder_managed_metric("reward")
+    (True, False)
+    """
     section, _, rest = key.partition("/")
     return (section == "costs" and bool(rest)) or (section in _STEP_SECTIONS and rest.startswith("step_"))
 
 
 def to_cumulative_metric_key(key: str) -> str:
-    """The name of the running total of ``key``: ``time/step_wall_s`` becomes ``time/cum/wall_s``."""
+    """The name of the running total of ``key``: ``time/step_wall_s`` becomes ``time/cum/wall_s``.
+
+    >>> to_cumulative_metric_key("time/step_wall_s")
+    'time/cum/wall_s'
+    """
     section, _, rest = key.partition("/")
     return f"{section}/cum/{rest.removeprefix('step_')}"
 
@@ -57,6 +69,11 @@ class MetricsBuilder:
 
     Args:
         cost_context: Where costs are booked, such as ``"train"`` or ``"eval"``: ``costs/{cost_context}/{source}``.
+
+    >>> builder = MetricsBuilder("train")
+    >>> builder.add_cost("train/judge", 0.5)
+    >>> await builder.flush()
+    {'costs/train/judge': 0.5, 'costs/train': 0.5, 'costs/all': 0.5, ...}
     """
 
     def __init__(self, cost_context: str) -> None:

@@ -15,7 +15,12 @@ _SAME_REWARD = 1e-12
 
 @dataclass(frozen=True)
 class TrajectoryBatchSummary:
-    """What was submitted to one training step."""
+    """What was submitted to one training step.
+
+    >>> group = art.TrajectoryGroup([art.Trajectory(reward=1.0), art.Trajectory(reward=0.0)])
+    >>> summarize_trajectory_groups([group]).num_groups_trainable
+    1
+    """
 
     num_scenarios: int
     num_trajectories: int
@@ -32,6 +37,9 @@ def average_metric_samples(samples: Sequence[dict[str, float]]) -> dict[str, flo
 
     Raises:
         ValueError: The samples disagree on the number of gradient steps.
+
+    >>> average_metric_samples([{"loss": 1.0}, {"loss": 3.0, "kl": 0.5}])
+    {'loss': 2.0, 'kl': 0.5}
     """
     values: dict[str, list[float]] = {}
     for sample in samples:
@@ -59,7 +67,12 @@ def scenario_id_of(group: "TrajectoryGroup") -> str | None:
 
 
 def summarize_trajectory_groups(groups: "Iterable[TrajectoryGroup]") -> TrajectoryBatchSummary:
-    """Count what a batch of groups holds."""
+    """Count what a batch of groups holds.
+
+    >>> group = art.TrajectoryGroup([art.Trajectory()], metadata={"scenario_id": "a"})
+    >>> summarize_trajectory_groups([group]).scenario_ids
+    ['a']
+    """
     batch = list(groups)
     ids = [found for group in batch if (found := scenario_id_of(group)) is not None]
     return TrajectoryBatchSummary(
@@ -74,7 +87,12 @@ def summarize_trajectory_groups(groups: "Iterable[TrajectoryGroup]") -> Trajecto
 def build_data_metrics_from_summary(
     summary: TrajectoryBatchSummary, *, include_trainable_groups: bool
 ) -> dict[str, float]:
-    """The counts of a batch, by their logged names."""
+    """The counts of a batch, by their logged names.
+
+    >>> summary = summarize_trajectory_groups([art.TrajectoryGroup([art.Trajectory()])])
+    >>> build_data_metrics_from_summary(summary, include_trainable_groups=False)["data/step_num_trajectories"]
+    1.0
+    """
     metrics = {
         "data/step_num_scenarios": float(summary.num_scenarios),
         "data/step_num_trajectories": float(summary.num_trajectories),
@@ -88,5 +106,10 @@ def build_data_metrics_from_summary(
 def build_training_summary_metrics(
     summary: TrajectoryBatchSummary, *, include_trainable_groups: bool = True
 ) -> dict[str, float]:
-    """The same counts, for a training step."""
+    """The same counts, for a training step.
+
+    >>> summary = summarize_trajectory_groups([art.TrajectoryGroup([art.Trajectory()])])
+    >>> build_training_summary_metrics(summary)["data/step_num_groups_trainable"]
+    0.0
+    """
     return build_data_metrics_from_summary(summary, include_trainable_groups=include_trainable_groups)

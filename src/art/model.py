@@ -47,6 +47,9 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
 
     This class is for models that are only used, such as a prompted baseline: give ``inference_base_url``,
     ``inference_api_key`` and ``inference_model_name``. A model that learns is a ``TrainableModel``.
+
+    >>> prompted = art.Model(name="baseline", project="games", inference_model_name="gpt-4.1")
+    >>> await prompted.log([art.Trajectory(reward=1.0), art.Trajectory(reward=0.0)], split="val")
     """
 
     model_config = ConfigDict(protected_namespaces=())
@@ -320,7 +323,13 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
 
 
 class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateType]):
-    """A model that learns."""
+    """A model that learns.
+
+    >>> model = art.TrainableModel(name="player", project="games", base_model=base_model)
+    >>> await model.register(backend)
+    >>> model.get_inference_name()
+    'player@0'
+    """
 
     base_model: str
     """A local path, a hub id, or another name that the backend can resolve."""

@@ -17,7 +17,15 @@ _REASONING = ("reasoning", "reasoning_content")
 
 
 def init_chat_completion(chunk: ChatCompletionChunk) -> ChatCompletion:
-    """The empty completion that ``chunk`` is the first piece of."""
+    """The empty completion that ``chunk`` is the first piece of.
+
+    >>> piece = {"index": 0, "delta": {"content": "Hi."}, "finish_reason": None}
+    >>> chunk = ChatCompletionChunk.model_validate(
+    ...     {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [piece]}
+    ... )
+    >>> init_chat_completion(chunk).choices[0].message.content is None
+    True
+    """
     return ChatCompletion(
         id=chunk.id,
         choices=[_empty_choice(choice.index) for choice in chunk.choices],
@@ -28,7 +36,17 @@ def init_chat_completion(chunk: ChatCompletionChunk) -> ChatCompletion:
 
 
 def update_chat_completion(chat_completion: ChatCompletion, chunk: ChatCompletionChunk) -> None:
-    """Add a chunk: texts, log-probabilities and arguments are appended, everything else is replaced."""
+    """Add a chunk: texts, log-probabilities and arguments are appended, everything else is replaced.
+
+    >>> piece = {"index": 0, "delta": {"content": "Hi."}, "finish_reason": None}
+    >>> chunk = ChatCompletionChunk.model_validate(
+    ...     {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [piece]}
+    ... )
+    >>> completion = init_chat_completion(chunk)
+    >>> update_chat_completion(completion, chunk)
+    >>> completion.choices[0].message.content
+    'Hi.'
+    """
     for piece in chunk.choices:
         choice = next((one for one in chat_completion.choices if one.index == piece.index), None)
         if choice is None:
@@ -50,6 +68,13 @@ async def consume_chat_completion_stream(
 
     Raises:
         ValueError: The stream is empty.
+
+    >>> stream = await model.openai_client().chat.completions.create(
+    ...     model=model.get_inference_name(), messages=[{"role": "user", "content": "Hi."}], max_tokens=4, stream=True
+    ... )
+    >>> completion = await consume_chat_completion_stream(stream)
+    >>> completion.choices[0].message.role
+    'assistant'
     """
     completion: ChatCompletion | None = None
     async for chunk in stream:
@@ -64,7 +89,15 @@ async def consume_chat_completion_stream(
 def consume_sync_chat_completion_stream(
     stream: Iterable[ChatCompletionChunk], on_chunk: OnChunk | None = None
 ) -> ChatCompletion:
-    """``consume_chat_completion_stream`` for sync clients."""
+    """``consume_chat_completion_stream`` for sync clients.
+
+    >>> piece = {"index": 0, "delta": {"content": "Hi."}, "finish_reason": "stop"}
+    >>> chunk = ChatCompletionChunk.model_validate(
+    ...     {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [piece]}
+    ... )
+    >>> consume_sync_chat_completion_stream([chunk]).choices[0].message.content
+    'Hi.'
+    """
     completion: ChatCompletion | None = None
     for chunk in stream:
         completion = completion or init_chat_completion(chunk)

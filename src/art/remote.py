@@ -72,6 +72,8 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
         api_key: Its key; ``None`` takes ``ART_API_KEY`` from the environment.
         gpu_cost_per_hour_usd: What the backend's machine costs, all devices together; logged as ``costs/gpu``.
         reconnect_s: How long the backend may be away in the middle of things, for instance to be restarted.
+
+    >>> backend = art.RemoteBackend("https://gpu-box.example/art", api_key="key", reconnect_s=60)
     """
 
     def __init__(

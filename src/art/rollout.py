@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rollout:
-    """Where the agent of one run finds its model. ``model.rollout()`` makes it."""
+    """Where the agent of one run finds its model. ``model.rollout()`` makes it.
+
+    >>> async with model.rollout() as r:
+    ...     answer = await r.openai_client().chat.completions.create(
+    ...         model=model.get_inference_name(), messages=[{"role": "user", "content": "Hi."}], max_tokens=4
+    ...     )
+    ...     trajectory = await r.fill(r.trajectory(reward=1.0))
+    >>> trajectory.messages_and_choices[1] == answer.choices[0]
+    True
+    """
 
     id: str
     base_url: str

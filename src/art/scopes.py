@@ -35,6 +35,10 @@ def current_trajectory(*, required: bool = False, require: bool = False) -> Traj
 
     Raises:
         RuntimeError: None is open, and one is required.
+
+    >>> with art.Trajectory() as t:
+    ...     current_trajectory(required=True) is t
+    True
     """
     found = active_trajectory.get()
     if found is None and (required or require):
@@ -50,6 +54,15 @@ async def trajectory(coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
 
     Raises:
         TypeError: Not a coroutine: a task or future would run outside of the trajectory.
+
+    >>> async def agent():
+    ...     await model.openai_client().chat.completions.create(
+    ...         model=model.get_inference_name(), messages=[{"role": "user", "content": "Hi."}], max_tokens=4
+    ...     )
+    ...     current_trajectory(required=True).reward = 1.0
+    >>> t = await art.trajectory(agent())
+    >>> t.messages()[0], t.reward
+    ({'role': 'user', 'content': 'Hi.'}, 1.0)
     """
     if not inspect.iscoroutine(coroutine):
         raise TypeError(
@@ -83,6 +96,12 @@ async def trajectory_group(
 
     Raises:
         TypeError: An item is, or gives, something else.
+
+    >>> async def play(reward):
+    ...     return art.Trajectory(reward=reward)
+    >>> group = await art.trajectory_group([play(0.0), play(1.0)], metadata={"scenario_id": "a"})
+    >>> [t.reward for t in group]
+    [0.0, 1.0]
     """
     with no_capture():
         tasks = [asyncio.ensure_future(_member(item, return_exceptions)) for item in items]

@@ -23,7 +23,11 @@ MetadataValue: TypeAlias = float | int | str | bool | list[Any] | dict[str, Any]
 
 
 class PydanticException(BaseModel):
-    """An exception that can be stored and sent: its type's name, its message and its formatted traceback."""
+    """An exception that can be stored and sent: its type's name, its message and its formatted traceback.
+
+    >>> PydanticException.of(ValueError("lost")).message
+    'lost'
+    """
 
     type: str
     message: str
@@ -35,7 +39,11 @@ class PydanticException(BaseModel):
 
 
 class History(BaseModel):
-    """One conversation with the model."""
+    """One conversation with the model.
+
+    >>> History(messages_and_choices=[{"role": "user", "content": "Hi."}]).messages()
+    [{'role': 'user', 'content': 'Hi.'}]
+    """
 
     messages_and_choices: MessagesAndChoices
     tools: Tools | None = None
@@ -49,6 +57,11 @@ class Trajectory(BaseModel):
     """One scored run of the agent.
 
     Its tokens are found either through the sampled ``Choice`` objects in its conversations or through ``rollout_id``.
+
+    >>> trajectory = art.Trajectory(reward=0.5, metrics={"turns": 3}, metadata={"scenario_id": "a"})
+    >>> trajectory.messages_and_choices.append({"role": "user", "content": "Hi."})
+    >>> print(trajectory)
+    Trajectory(reward=0.5, metrics={'turns': 3}, metadata={'scenario_id': 'a'})
     """
 
     messages_and_choices: MessagesAndChoices = []
@@ -151,6 +164,9 @@ def get_messages(items: MessagesAndChoices) -> Messages:
 
     Args:
         items: Messages and choices, in order. They are not changed.
+
+    >>> get_messages([{"role": "assistant", "content": None}])
+    [{'role': 'assistant', 'content': ''}]
     """
     messages: list[dict[str, Any]] = []
     for item in items:
@@ -176,6 +192,10 @@ class TrajectoryGroup(BaseModel):
         groups = await art.gather_trajectory_groups(
             art.TrajectoryGroup(rollout(model, scenario) for _ in range(8)) for scenario in scenarios
         )
+
+    >>> group = art.TrajectoryGroup([art.Trajectory(reward=1.0), ValueError("lost")], metadata={"scenario_id": "a"})
+    >>> len(group), group.exceptions[0].message
+    (1, 'lost')
     """
 
     trajectories: list[Trajectory] = []

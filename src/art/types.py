@@ -53,14 +53,22 @@ Verbosity = Literal[0, 1, 2]
 
 
 class TrainConfig(BaseModel):
-    """The two options of training that every backend knows."""
+    """The two options of training that every backend knows.
+
+    >>> TrainConfig(learning_rate=1e-5)
+    TrainConfig(learning_rate=1e-05, kl_penalty_coef=0.0)
+    """
 
     learning_rate: float = 5e-6
     kl_penalty_coef: float = 0.0
 
 
 class TrainSFTConfig(BaseModel):
-    """Options of supervised fine-tuning."""
+    """Options of supervised fine-tuning.
+
+    >>> TrainSFTConfig(learning_rate=[2e-4, 1e-4], batch_size=4).batch_size
+    4
+    """
 
     learning_rate: float | list[float] = 5e-5
     """One rate, or one per batch."""
@@ -70,7 +78,11 @@ class TrainSFTConfig(BaseModel):
 
 @dataclass
 class TrainResult:
-    """What a training step gave."""
+    """What a training step gave.
+
+    >>> TrainResult(step=3, metrics={"loss/policy": 0.5}).step
+    3
+    """
 
     step: int
     """The policy version that is served now."""
@@ -79,7 +91,11 @@ class TrainResult:
 
 @dataclass
 class LocalTrainResult(TrainResult):
-    """What a training step gave, with its checkpoint."""
+    """What a training step gave, with its checkpoint.
+
+    >>> LocalTrainResult(step=3, checkpoint_path=".art/p/models/m/checkpoints/0003").metrics
+    {}
+    """
 
     checkpoint_path: str | None = None
     """Directory of the step's checkpoint; ``None`` if none was kept."""
@@ -87,6 +103,10 @@ class LocalTrainResult(TrainResult):
 
 @dataclass
 class ServerlessTrainResult(TrainResult):
-    """The name that scripts for a hosted service import."""
+    """The name that scripts for a hosted service import.
+
+    >>> ServerlessTrainResult(step=3).artifact_name is None
+    True
+    """
 
     artifact_name: str | None = None

@@ -17,7 +17,13 @@ _slot: ContextVar[_Slot | None] = ContextVar("art_yielded_trajectory", default=N
 
 
 def yield_trajectory(trajectory: Trajectory) -> None:
-    """Make ``trajectory`` the result of the enclosing ``capture_yielded_trajectory``. The last one counts."""
+    """Make ``trajectory`` the result of the enclosing ``capture_yielded_trajectory``. The last one counts.
+
+    >>> async def agent():
+    ...     yield_trajectory(art.Trajectory(reward=1.0))
+    >>> (await capture_yielded_trajectory(agent())).reward
+    1.0
+    """
     slot = _slot.get()
     if slot is not None:
         slot.trajectory = trajectory
@@ -28,6 +34,11 @@ async def capture_yielded_trajectory(coroutine: Coroutine[Any, Any, Any]) -> Tra
 
     Raises:
         RuntimeError: It yielded none.
+
+    >>> async def agent():
+    ...     yield_trajectory(art.Trajectory(reward=1.0))
+    >>> (await capture_yielded_trajectory(agent())).reward
+    1.0
     """
     slot = _Slot()
     token = _slot.set(slot)

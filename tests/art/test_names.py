@@ -39,7 +39,7 @@ EXPORTS = {
     "compute_train_cost TokenCount CostCalculator",
     "art.api_costs": "MODEL_TOKEN_PRICING TokenPricing track_api_cost",
     "art.rewards": "ruler ruler_score_group",
-    "art.rewards.ruler": "ruler ruler_score_group TrajectoryScore Response DEFAULT_RUBRIC acompletion ModelResponse",
+    "art.rewards.ruler": "ruler ruler_score_group TrajectoryScore Response DEFAULT_RUBRIC",
     "art.local": "LocalBackend",
     "art.local.backend": "LocalBackend",
     "art.serverless": "ServerlessBackend",

@@ -4,7 +4,10 @@ from typing import Any, TypedDict
 
 
 class InitArgs(TypedDict, total=False):
-    """How the base model is loaded."""
+    """How the base model is loaded.
+
+    >>> settings: InternalModelConfig = {"init_args": InitArgs(max_seq_length=2048)}
+    """
 
     model_name: str
     max_seq_length: int
@@ -30,7 +33,10 @@ class InitArgs(TypedDict, total=False):
 
 
 class EngineArgs(TypedDict, total=False):
-    """How the inference engine is started."""
+    """How the inference engine is started.
+
+    >>> settings: InternalModelConfig = {"engine_args": EngineArgs(gpu_memory_utilization=0.8)}
+    """
 
     model: str
     served_model_name: str | list[str]
@@ -59,7 +65,10 @@ class EngineArgs(TypedDict, total=False):
 
 
 class PeftArgs(TypedDict, total=False):
-    """The adapter (Hu et al. 2021, arXiv:2106.09685)."""
+    """The adapter (Hu et al. 2021, arXiv:2106.09685).
+
+    >>> settings: InternalModelConfig = {"peft_args": PeftArgs(r=8, lora_alpha=16)}
+    """
 
     r: int
     """Rank."""
@@ -82,7 +91,10 @@ class PeftArgs(TypedDict, total=False):
 
 
 class TrainerArgs(TypedDict, total=False):
-    """Settings of a TRL trainer."""
+    """Settings of a TRL trainer.
+
+    >>> settings: InternalModelConfig = {"trainer_args": TrainerArgs(seed=3)}
+    """
 
     adam_beta1: float
     adam_beta2: float
@@ -105,7 +117,10 @@ class TrainerArgs(TypedDict, total=False):
 
 
 class TinkerTrainingClientArgs(TypedDict, total=False):
-    """Accepted for scripts of another service; has no effect here."""
+    """Accepted for scripts of another service; has no effect here.
+
+    >>> settings: InternalModelConfig = {"tinker_args": {"training_client_args": TinkerTrainingClientArgs(rank=8)}}
+    """
 
     rank: int
     seed: int
@@ -115,14 +130,20 @@ class TinkerTrainingClientArgs(TypedDict, total=False):
 
 
 class TinkerArgs(TypedDict, total=False):
-    """Accepted for scripts of another service; has no effect here."""
+    """Accepted for scripts of another service; has no effect here.
+
+    >>> settings: InternalModelConfig = {"tinker_args": TinkerArgs(renderer_name="qwen3")}
+    """
 
     renderer_name: str
     training_client_args: TinkerTrainingClientArgs
 
 
 class TinkerNativeArgs(TypedDict, total=False):
-    """Accepted for scripts of another service; has no effect here."""
+    """Accepted for scripts of another service; has no effect here.
+
+    >>> settings: InternalModelConfig = {"tinker_native_args": TinkerNativeArgs(save_every=5)}
+    """
 
     renderer_name: str
     training_client_args: TinkerTrainingClientArgs
@@ -130,7 +151,11 @@ class TinkerNativeArgs(TypedDict, total=False):
 
 
 class InternalModelConfig(TypedDict, total=False):
-    """Everything about a model that is not its name."""
+    """Everything about a model that is not its name.
+
+    >>> settings: InternalModelConfig = {"peft_args": {"r": 8, "lora_alpha": 16}}
+    >>> model = art.TrainableModel(name="m", project="p", base_model="b", _internal_config=settings)
+    """
 
     init_adapter: str | None
     """Where a model without checkpoints begins: a PEFT adapter's directory on the backend's machine, or ``project/name@step``

@@ -8,7 +8,11 @@ from art.dev.model import EngineArgs
 
 
 class ServerArgs(TypedDict, total=False):
-    """Arguments of the HTTP server in front of the engine."""
+    """Arguments of the HTTP server in front of the engine.
+
+    >>> ServerArgs(port=8000)
+    {'port': 8000}
+    """
 
     host: str | None
     port: int
@@ -25,6 +29,11 @@ class ServerArgs(TypedDict, total=False):
 
 
 class OpenAIServerConfig(TypedDict, total=False):
+    """Settings of the server, its engine, and where it logs.
+
+    >>> config: OpenAIServerConfig = {"server_args": {"port": 8000}}
+    """
+
     log_file: str
     server_args: ServerArgs
     engine_args: EngineArgs
@@ -42,6 +51,9 @@ def get_openai_server_config(
     Args:
         lora_path: Directory of an adapter whose last component is its step; it is served as ``{model_name}@{step}``.
         config: Settings that override the defaults.
+
+    >>> get_openai_server_config("m", "base", "server.log", config={"server_args": {"port": 8000}})["server_args"]["port"]
+    8000
     """
     given: OpenAIServerConfig = config or {}
     server_args: dict[str, Any] = {

@@ -5,7 +5,11 @@ from typing import Any, Literal, TypedDict
 
 
 class TrainConfig(TypedDict, total=False):
-    """Options of ``backend.train``; see the backend for what each does."""
+    """Options of ``backend.train``; see the backend for what each does.
+
+    >>> options: TrainConfig = {"algorithm": "gspo", "kl_coef": 0.01}
+    >>> result = await backend.train(model, groups, learning_rate=1e-5, **options)
+    """
 
     advantage: Callable[..., Any] | str
     """A function of one's own, or its name ``module:function``; see docs/algorithms.md."""
@@ -62,7 +66,12 @@ class TrainConfig(TypedDict, total=False):
 
 
 class TrainSFTConfig(TypedDict, total=False):
-    """Options of supervised fine-tuning, beyond ``art.TrainSFTConfig``."""
+    """Options of supervised fine-tuning, beyond ``art.TrainSFTConfig``.
+
+    >>> lesson = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    >>> options: TrainSFTConfig = {"train_on": "all"}
+    >>> await model.train_sft([art.Trajectory(messages_and_choices=lesson)], _config=options)
+    """
 
     train_on: Literal["assistant", "all"]
     """Which tokens are learned: what the assistant says (the default), or everything."""

@@ -4,7 +4,11 @@ from art.dev.model import InternalModelConfig
 
 
 def is_dedicated_mode(config: InternalModelConfig) -> bool:
-    """Whether training and inference have devices of their own."""
+    """Whether training and inference have devices of their own.
+
+    >>> is_dedicated_mode({"trainer_gpu_ids": [0], "inference_gpu_ids": [1]})
+    True
+    """
     return "trainer_gpu_ids" in config and "inference_gpu_ids" in config
 
 
@@ -13,6 +17,10 @@ def validate_dedicated_config(config: InternalModelConfig) -> None:
 
     Raises:
         ValueError: Naming the setting that is wrong and what it must be.
+
+    >>> validate_dedicated_config({"trainer_gpu_ids": [0], "inference_gpu_ids": [0]})
+    Traceback (most recent call last):
+    ValueError: trainer_gpu_ids and inference_gpu_ids must not share devices; both name [0].
     """
     has_trainer, has_inference = "trainer_gpu_ids" in config, "inference_gpu_ids" in config
     if not has_trainer and not has_inference:

@@ -41,6 +41,9 @@ class LocalBackend(RemoteBackend):
         gpu_cost_per_hour_usd: Price of one device's hour, for ``costs/gpu``.
         user_code: Directory whose modules may define advantages and losses for ``train``; ``None`` means that of the program.
         serve_arguments: More arguments for ``art_backend serve``.
+
+    >>> backend = art.LocalBackend(path="runs")  # nothing runs before it is needed
+    >>> await backend.close()
     """
 
     def __init__(

@@ -50,6 +50,11 @@ async def preflight(
     Raises:
         ValueError: There is no scenario, or a size is not positive.
         BackendError, openai.APIError: The service failed.
+
+    >>> found = await art.preflight(model, rollout, ["a", "b"], groups=2, group_size=2)
+    >>> print(found)
+    rollouts               4 in 2 groups, 0 failed
+    success rate           ...
     """
     if min(groups, group_size, groups_per_step) < 1:
         raise ValueError("groups, group_size and groups_per_step must be at least 1.")

@@ -23,7 +23,12 @@ EvalFn: TypeAlias = Callable[[AnyTrainableModel, int], Awaitable[Evaluated | Map
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """How a run ended."""
+    """How a run ended.
+
+    >>> run = await art.train(model, rollout, ["a"], steps=1, groups_per_step=1, group_size=2, show_progress=False)
+    >>> run.stopped
+    False
+    """
 
     step: int
     """The policy version that is served."""
@@ -83,6 +88,10 @@ async def train(
         TrainerFailedError: The trainer failed three times on the same groups.
         BackendError, openai.APIError: The service failed.
         EveryRolloutFailedError: The rollout function failed on twenty scenarios in a row.
+
+    >>> run = await art.train(model, rollout, ["a"], steps=1, groups_per_step=1, group_size=2, show_progress=False)
+    >>> run.step
+    1
     """
     _check_sizes(
         groups_per_step=groups_per_step,

@@ -57,6 +57,12 @@ async def generate_scenarios(
 
     Raises:
         ValueError: There is no tool or no key, or the model's answers could not be used, several times in a row.
+
+    >>> tools = [MCPTool("add", "Adds two numbers.", {"type": "object"})]
+    >>> made = await generate_scenarios(
+    ...     tools, num_scenarios=1, generator_model="any", generator_base_url=endpoint, generator_api_key="key"
+    ... )
+    1. [difficulty 1] Add 2 and 3.
     """
     if not tools:
         raise ValueError("tools: there is none, so there is nothing to write tasks for.")

@@ -11,6 +11,10 @@ class StatusReporter:
         interval_s: Seconds between lines.
         alpha: Weight of the newest value in a mean.
         total: Scenarios in all, if that is known.
+
+    >>> status = StatusReporter(interval_s=60.0, alpha=0.2, total=100)
+    >>> status.note(step_s=1.5)
+    >>> status.maybe_print(step=1, settled=4, queued=2)  # nothing before a minute is over
     """
 
     def __init__(self, interval_s: float, alpha: float, total: int | None = None) -> None:

@@ -35,6 +35,11 @@ class PipelineTrainer(Generic[ScenarioT]):
 
     Raises:
         ValueError: A size that is not positive, a negative limit, or a maximum below its minimum.
+
+    >>> async def play(model, scenario, config):
+    ...     return await art.TrajectoryGroup(rollout(model, scenario) for _ in range(2))
+    >>> trainer = PipelineTrainer(model, backend, play, ["a"], config=None, min_batch_size=1, max_steps=1)
+    >>> await trainer.train()
     """
 
     def __init__(

@@ -20,7 +20,13 @@ EvalFn: TypeAlias = Callable[[AnyTrainableModel, int, Any], Awaitable[Evaluated 
 
 
 def make_group_rollout_fn(single: SingleRolloutFn, n: int = 4) -> RolloutFn:
-    """A function that runs ``single`` ``n`` times per scenario; failed runs stay in the group as exceptions."""
+    """A function that runs ``single`` ``n`` times per scenario; failed runs stay in the group as exceptions.
+
+    >>> async def single(model, scenario, config):
+    ...     return art.Trajectory(reward=1.0)
+    >>> len(await make_group_rollout_fn(single, n=3)(model, "a", None))
+    3
+    """
 
     async def run(model: AnyTrainableModel, scenario: Any, config: Any) -> TrajectoryGroup:
         return await trajectory_group((single(model, scenario, config) for _ in range(n)), return_exceptions=True)

@@ -46,7 +46,11 @@ Judge = Callable[[list[dict[str, Any]]], Awaitable[str]]
 
 
 class TrajectoryScore(BaseModel):
-    """The judge's word on one trajectory."""
+    """The judge's word on one trajectory.
+
+    >>> TrajectoryScore(trajectory_id="1", explanation="polite", score=0.9).score
+    0.9
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -56,7 +60,11 @@ class TrajectoryScore(BaseModel):
 
 
 class Response(BaseModel):
-    """What the judge answers."""
+    """What the judge answers.
+
+    >>> Response.model_validate_json('{"scores": []}').scores
+    []
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -109,6 +117,11 @@ async def ruler(
 
     Raises:
         ValueError: The judge's answers could not be used, several times in a row.
+
+    >>> async def judge(messages):
+    ...     return '{"scores": [{"trajectory_id": "1", "explanation": "polite", "score": 0.9}]}'
+    >>> [score.score for score in await ruler([[{"role": "user", "content": "Hi."}]], judge)]
+    [0.9]
     """
     lists = [list(messages) for messages in message_lists]
     if not lists:
@@ -141,6 +154,13 @@ async def ruler_score_group(
 
     Raises:
         ValueError: A trajectory has additional histories, which the judge could not be shown.
+
+    >>> async def judge(messages):
+    ...     return '{"scores": [{"trajectory_id": "1", "explanation": "polite", "score": 0.9}]}'
+    >>> group = art.TrajectoryGroup([art.Trajectory(messages_and_choices=[{"role": "user", "content": "Hi."}])])
+    >>> judged = await ruler_score_group(group, judge)
+    >>> judged.trajectories[0].reward, judged.trajectories[0].metrics
+    (0.9, {'independent_reward': 0.0, 'ruler_score': 0.9})
     """
     if any(trajectory.additional_histories for trajectory in group.trajectories):
         raise ValueError("RULER judges single conversations; a trajectory of this group has additional_histories.")

@@ -4,7 +4,12 @@ from art.errors import ARTError
 
 
 class ServerlessBackend:
-    """Says what to write instead."""
+    """Says what to write instead.
+
+    >>> art.ServerlessBackend()
+    Traceback (most recent call last):
+    art.errors.ARTError: There is no hosted service to connect to. ...
+    """
 
     def __init__(self, *, api_key: str | None = None, base_url: str | None = None) -> None:
         raise ARTError(

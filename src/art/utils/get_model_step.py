@@ -10,7 +10,11 @@ if TYPE_CHECKING:
 
 
 def get_model_step(model: "Model[Any, Any]", art_path: str | None = None) -> int:
-    """The highest numbered directory under the model's ``checkpoints``; 0 if there is none."""
+    """The highest numbered directory under the model's ``checkpoints``; 0 if there is none.
+
+    >>> get_model_step(art.Model(name="new", project="p"))
+    0
+    """
     checkpoints = Path(get_model_dir(model, art_path or model.base_path)) / "checkpoints"
     if not checkpoints.is_dir():
         return 0

@@ -25,6 +25,9 @@ def group_aggregate(
 
     Raises:
         ValueError: The lengths differ, or the reduction is unknown.
+
+    >>> group_aggregate([1.0, 3.0, 10.0], by=["a", "a", "b"])
+    [2.0, 2.0, 10.0]
     """
     groups: dict[Hashable, list[float]] = {}
     for value, key in zip(values, by, strict=True):

@@ -29,6 +29,11 @@ def iterate_dataset(
         groups_per_step: Items per batch; the last batch of an epoch may be shorter.
         initial_step: Steps before this one are skipped, for resuming.
         use_tqdm: Show a progress bar.
+
+    >>> for batch in iterate_dataset(["a", "b", "c"], groups_per_step=2, use_tqdm=False):
+    ...     print(batch.step, len(batch.items))
+    0 2
+    1 1
     """
     per_epoch = math.ceil(len(dataset) / groups_per_step)
     bar = None

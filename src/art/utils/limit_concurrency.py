@@ -25,6 +25,12 @@ def limit_concurrency(
 
     Args:
         derive_key: Maps a call's arguments to a key; each key has its own ``n``. ``None``: one for all.
+
+    >>> @limit_concurrency(8)
+    ... async def ask():
+    ...     return "answer"
+    >>> await ask()
+    'answer'
     """
 
     def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:

@@ -6,7 +6,13 @@ from openai.types.chat.chat_completion import Choice
 
 
 def convert_litellm_choice_to_openai(choice: Any) -> Choice:
-    """Turn a finished litellm choice of an assistant into the object that trajectories hold."""
+    """Turn a finished litellm choice of an assistant into the object that trajectories hold.
+
+    >>> from types import SimpleNamespace
+    >>> message = SimpleNamespace(role="assistant", content="Hi.", tool_calls=None)
+    >>> convert_litellm_choice_to_openai(SimpleNamespace(index=0, finish_reason="stop", message=message)).message.content
+    'Hi.'
+    """
     message = choice.message
     assert message.role == "assistant", f"expected an assistant's message, got {message.role!r}"
     calls = [

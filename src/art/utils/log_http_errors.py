@@ -12,7 +12,14 @@ R = TypeVar("R")
 
 
 def log_http_errors(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
-    """Decorate an async function: a status error whose body has a ``detail`` becomes an exception that shows it."""
+    """Decorate an async function: a status error whose body has a ``detail`` becomes an exception that shows it.
+
+    >>> @log_http_errors
+    ... async def fetch():
+    ...     return 1
+    >>> await fetch()
+    1
+    """
 
     @functools.wraps(function)
     async def call(*args: P.args, **kwargs: P.kwargs) -> R:

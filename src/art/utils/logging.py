@@ -11,30 +11,54 @@ def _line(mark: str, style: str, message: str) -> None:
 
 
 def info(message: str) -> None:
-    """Something worth knowing."""
+    """Something worth knowing.
+
+    >>> info("3 scenarios")
+    [INFO] 3 scenarios
+    """
     _line("[INFO]", "cyan", message)
 
 
 def step(message: str) -> None:
-    """The beginning of a stage."""
+    """The beginning of a stage.
+
+    >>> step("training")
+    [STEP] training
+    """
     _line("[STEP]", "bold blue", message)
 
 
 def ok(message: str) -> None:
-    """Something that succeeded."""
+    """Something that succeeded.
+
+    >>> ok("done")
+    [OK] done
+    """
     _line("[OK]", "green", message)
 
 
 def warn(message: str) -> None:
-    """Something that may be wrong."""
+    """Something that may be wrong.
+
+    >>> warn("slow")
+    [WARN] slow
+    """
     _line("[WARN]", "yellow", message)
 
 
 def err(message: str) -> None:
-    """Something that failed."""
+    """Something that failed.
+
+    >>> err("lost")
+    [ERR] lost
+    """
     _line("[ERR]", "bold red", message)
 
 
 def dim(message: str) -> None:
-    """A detail, without a mark."""
+    """A detail, without a mark.
+
+    >>> dim("a detail")
+    a detail
+    """
     _console.print(Text(message, "dim"))

@@ -29,6 +29,12 @@ def retry(
         backoff_factor: What the delay is multiplied by after each call.
         exceptions: Types to try again for; others propagate at once.
         on_retry: Called with the exception and the number of the failed call, from 1; ``None`` logs a warning.
+
+    >>> @retry(max_attempts=3, delay=0.01, exceptions=(TimeoutError,))
+    ... async def ask():
+    ...     return "answer"
+    >>> await ask()
+    'answer'
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

@@ -19,7 +19,11 @@ Schedule = Literal["linear", "cosine", "constant"]
 
 
 class SFTChunk(NamedTuple):
-    """Consecutive batches of one epoch, with the learning rate of each."""
+    """Consecutive batches of one epoch, with the learning rate of each.
+
+    >>> SFTChunk([art.Trajectory()], TrainSFTConfig(), step=0, epoch=0, epoch_step=0).step
+    0
+    """
 
     trajectories: list[Trajectory]
     config: TrainSFTConfig
@@ -37,6 +41,9 @@ def create_lr_schedule(
 
     Raises:
         ValueError: An unknown method.
+
+    >>> create_lr_schedule(4, 1.0, "constant", warmup_steps=2)
+    [0.5, 1.0, 1.0, 1.0]
     """
     if method not in ("linear", "cosine", "constant"):
         raise ValueError(f"method must be linear, cosine or constant, not {method!r}.")
@@ -73,6 +80,12 @@ def create_sft_dataset_iterator(
 
     Raises:
         ValueError: ``chunk_size`` is below 1.
+
+    >>> lessons = [art.Trajectory() for _ in range(8)]
+    >>> for chunk in create_sft_dataset_iterator(lessons, chunk_size=2, batch_size=2, show_progress=False):
+    ...     print(chunk.step, len(chunk.trajectories))
+    0 4
+    2 4
     """
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, not {chunk_size}.")
@@ -104,7 +117,12 @@ def create_sft_dataset_iterator(
 
 
 def get_file_row_count(path: str | Path) -> int:
-    """Number of lines that are not blank."""
+    """Number of lines that are not blank.
+
+    >>> _ = Path("lessons.jsonl").write_text('{"messages": []}\\n\\n{"messages": []}\\n')
+    >>> get_file_row_count("lessons.jsonl")
+    2
+    """
     with Path(path).open(encoding="utf-8") as rows:
         return sum(1 for line in rows if line.strip())
 
@@ -120,6 +138,10 @@ def iterate_file(
 
     Raises:
         ValueError: Not a ``.jsonl`` file, or a line that cannot be read; the message names it.
+
+    >>> _ = Path("lessons.jsonl").write_text('{"messages": [{"role": "assistant", "content": "Hi."}]}\\n')
+    >>> [t.messages()[0]["content"] for t in iterate_file("lessons.jsonl")]
+    ['Hi.']
     """
     if Path(file_path).suffix != ".jsonl":
         raise ValueError(f"{file_path} must be a .jsonl file.")
@@ -173,6 +195,10 @@ async def train_sft_from_file(
     """Fine-tune on the batches from ``initial_step`` to before ``final_step`` of a file, in one call.
 
     The learning rates are those of the whole schedule, so a run may be cut into several calls.
+
+    >>> lesson = '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}\\n'
+    >>> _ = Path("lessons.jsonl").write_text(lesson * 2)
+    >>> await train_sft_from_file(model, "lessons.jsonl", batch_size=2)
     """
     total = math.ceil(get_file_row_count(file_path) * epochs / batch_size)
     final = total if final_step is None else min(final_step, total)

@@ -11,6 +11,9 @@ def strip_logprobs(obj: Any) -> Any:
     """A copy of ``obj`` without log-probabilities: dict keys dropped, attributes set to ``None``, at any depth.
 
     Where ``obj`` cannot be copied it is returned as it is, with a warning in the log.
+
+    >>> strip_logprobs({"content": "Hi.", "logprobs": [1]})
+    {'content': 'Hi.'}
     """
     try:
         twin = copy.deepcopy(obj)

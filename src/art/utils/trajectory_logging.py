@@ -34,6 +34,8 @@ def write_trajectory_groups_parquet(groups: Iterable[TrajectoryGroup], path: str
 
     Raises:
         OSError: The file could not be written; an older one is as before.
+
+    >>> write_trajectory_groups_parquet([art.TrajectoryGroup([art.Trajectory(reward=1.0)])], "groups.parquet")
     """
     pa, pq = _arrow()
     rows = [row for index, group in enumerate(groups) for row in _group_rows(index, group)]
@@ -43,7 +45,12 @@ def write_trajectory_groups_parquet(groups: Iterable[TrajectoryGroup], path: str
 
 
 def read_trajectory_groups_parquet(path: str | Path) -> list[TrajectoryGroup]:
-    """Read groups back, by ascending ``group_index``. Messages are plain dicts. Missing columns are tolerated."""
+    """Read groups back, by ascending ``group_index``. Messages are plain dicts. Missing columns are tolerated.
+
+    >>> write_trajectory_groups_parquet([art.TrajectoryGroup([art.Trajectory(reward=1.0)])], "groups.parquet")
+    >>> [t.reward for group in read_trajectory_groups_parquet("groups.parquet") for t in group]
+    [1.0]
+    """
     _, pq = _arrow()
     groups: dict[int, TrajectoryGroup] = {}
     rows = cast(list[dict[str, Any]], pq.read_table(path).to_pylist())

@@ -44,7 +44,11 @@ _USUAL_RATIO = 25
 
 @dataclass
 class MigrationResult:
-    """What a migration did; results add up with ``+``."""
+    """What a migration did; results add up with ``+``.
+
+    >>> (MigrationResult(1, bytes_before=100, bytes_after=10) + MigrationResult(1)).compression_ratio
+    10.0
+    """
 
     files_migrated: int = 0
     files_skipped: int = 0
@@ -77,6 +81,10 @@ def migrate_jsonl_to_parquet(path: str | Path, delete_original: bool = True, dry
     Args:
         delete_original: Delete the source once the new file is complete.
         dry_run: Only estimate.
+
+    >>> _ = Path("0001.jsonl").write_text('{"trajectories": [{"reward": 1.0, "messages_and_choices": []}]}\\n')
+    >>> migrate_jsonl_to_parquet("0001.jsonl").files_migrated
+    1
     """
     source = Path(path)
     if not source.exists():
@@ -107,6 +115,9 @@ def migrate_trajectories_dir(
 
     Args:
         progress_callback: Called with each file before it is migrated.
+
+    >>> migrate_trajectories_dir("trajectories", dry_run=True).files_migrated
+    0
     """
     total = MigrationResult()
     for source in sorted(Path(directory).rglob("*.jsonl")):
@@ -122,7 +133,11 @@ def migrate_model_dir(
     dry_run: bool = False,
     progress_callback: Callable[[Path], None] | None = None,
 ) -> MigrationResult:
-    """Migrate a model's ``trajectories``, if it has any."""
+    """Migrate a model's ``trajectories``, if it has any.
+
+    >>> migrate_model_dir(".art/p/models/m", dry_run=True).files_migrated
+    0
+    """
     return migrate_trajectories_dir(Path(directory) / "trajectories", delete_originals, dry_run, progress_callback)
 
 
@@ -133,7 +148,11 @@ def migrate_all_models(
     dry_run: bool = False,
     progress_callback: Callable[[Path], None] | None = None,
 ) -> MigrationResult:
-    """Migrate all models of a project."""
+    """Migrate all models of a project.
+
+    >>> migrate_all_models(".art", "p", dry_run=True).files_migrated
+    0
+    """
     total = MigrationResult()
     models = Path(get_models_dir(project_name, str(art_path)))
     for directory in sorted(models.iterdir()) if models.is_dir() else ():
@@ -142,7 +161,11 @@ def migrate_all_models(
 
 
 def auto_migrate_on_register(directory: str | Path) -> MigrationResult:
-    """Migrate a model's trajectories when it is registered; sources that could not be read stay, and are told."""
+    """Migrate a model's trajectories when it is registered; sources that could not be read stay, and are told.
+
+    >>> auto_migrate_on_register(".art/p/models/m").errors
+    []
+    """
     result = migrate_model_dir(directory)
     for error in result.errors:
         print(f"warning: a trajectory file was not migrated: {error}")

@@ -29,6 +29,10 @@ def training_progress_chart(
 
     Raises:
         ValueError: There is no such metric.
+
+    >>> import polars
+    >>> frame = polars.DataFrame({"model": ["m", "m"], "split": ["val", "val"], "step": [0, 1], "reward": [0.1, 0.9]})
+    >>> training_progress_chart(frame, "reward", title="Progress").savefig("progress.png")
     """
     polars = load_polars()
     column = _column(df, metric_name)
@@ -57,7 +61,12 @@ def percentage_comparison_bar_chart(
     perfect_score: float | None = None,
     num_decimals: int = 0,
 ) -> Any:
-    """The mean of a metric at each model's latest step, as a bar labelled in percent of ``perfect_score`` (1 by default)."""
+    """The mean of a metric at each model's latest step, as a bar labelled in percent of ``perfect_score`` (1 by default).
+
+    >>> import polars
+    >>> frame = polars.DataFrame({"model": ["a", "b"], "split": ["val", "val"], "step": [0, 0], "reward": [0.1, 0.9]})
+    >>> percentage_comparison_bar_chart(frame, "reward").savefig("comparison.png")
+    """
     polars = load_polars()
     column = _column(df, metric_name)
     figure, axes = _figure(title)

@@ -30,6 +30,10 @@ async def load_trajectories(
         A ``polars.DataFrame`` with the columns ``model, split, step, reward, group_number`` (from 1, each group of each file
         its own), ``messages`` (JSON), ``logs``, floats ``metric_…`` and ``group_metric_…``, strings ``metadata_…`` and
         ``group_metadata_…``. Empty if nothing was found. Files that cannot be read are told and left out.
+
+    >>> await art.Model(name="player", project="games").log([art.Trajectory(reward=0.5)], step=0)
+    >>> (await load_trajectories("games", art_path=".art"))["reward"].to_list()
+    [0.5]
     """
     polars = load_polars()
     directory = Path(get_models_dir(project_name, art_path or get_default_art_path()))

@@ -5,21 +5,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class BenchmarkModelKey:
-    """One line of a chart."""
+    """One line of a chart.
+
+    >>> BenchmarkModelKey("player").split
+    'val'
+    """
 
     name: str
     display_name: str | None = None
     """What charts call it; ``None``: its name."""
     split: str | None = None
-    """``None`` means ``"val"``."""
+    """``None`` becomes ``"val"``."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "split", self.split or "val")
 
     @property
     def label(self) -> str:
         return self.display_name or self.name
-
-    @property
-    def chosen_split(self) -> str:
-        return self.split or "val"
 
 
 def as_key(model: "str | BenchmarkModelKey") -> BenchmarkModelKey:
