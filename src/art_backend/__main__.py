@@ -18,7 +18,9 @@ from filelock import FileLock, Timeout
 from art_backend.app import build_app
 from art_backend.errors import ConflictError, ServiceError
 from art_backend.gateway.limits import MAX_CALLS, MAX_QUEUE
-from art_backend.service import Service, StartEngine
+from art_backend.inference.router import StartEngine
+from art_backend.placement import Placement, PlacementKind, parse_device_list
+from art_backend.service import Service
 from art_backend.settings import EngineKind, Settings
 
 KEEP_ALIVE_S = 120
@@ -52,6 +54,21 @@ def serve(
     engine_argument: Annotated[
         list[str] | None, typer.Option(help="An argument for vLLM, such as --max-loras=4; may be repeated.")
     ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Engines of each base model; one per engine device by default.")
+    ] = None,
+    engine_devices: Annotated[
+        str | None, typer.Option(metavar="0,1", help="CUDA devices of the engines, divided among the replicas.")
+    ] = None,
+    trainer_devices: Annotated[
+        str | None, typer.Option(metavar="2", help="CUDA devices that the trainer sees.")
+    ] = None,
+    placement: Annotated[
+        str,
+        typer.Option(
+            help="Engine and trainer: colocated (in turns), dedicated (at the same time), or auto: dedicated on devices of their own."
+        ),
+    ] = "auto",
     max_sequence_length: Annotated[int, typer.Option(min=16, help="Longest prompt plus completion, in tokens.")] = 4096,
     max_concurrent_sequences: Annotated[int, typer.Option(min=1, help="Completions sampled at the same time.")] = 64,
     max_project_calls: Annotated[
@@ -83,6 +100,10 @@ def serve(
         raise typer.BadParameter(
             f"{engine!r} is not an engine. Engines: {', '.join(get_args(EngineKind))}.", param_hint="--engine"
         )
+    if placement not in get_args(PlacementKind):
+        raise typer.BadParameter(
+            f"{placement!r} is none. Placements: {', '.join(get_args(PlacementKind))}.", param_hint="--placement"
+        )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
@@ -102,6 +123,12 @@ def serve(
             threads=threads,
             cache=cache,
             user_code=None if user_code is None else user_code.resolve(),
+            placement=Placement(
+                cast(PlacementKind, placement),
+                engine_devices=parse_device_list(engine_devices) if engine_devices else (),
+                trainer_devices=parse_device_list(trainer_devices) if trainer_devices else (),
+                replicas=replicas,
+            ),
             ready_file=ready_file,
         )
         uvloop.run(serve_until_stopped(settings, watch_stdin=watch_stdin))

@@ -35,13 +35,33 @@ class ServiceCollector(Collector):
         )
         calls = GaugeMetricFamily("art_engine_calls", "Model calls with the engine.", labels=["engine"])
         held = GaugeMetricFamily("art_engine_held_calls", "Model calls that wait for new weights.", labels=["engine"])
-        for name, meter in self._service.meters():
+        for name, meter in self._service.engines.meters():
             spent = meter.read()
             for state, value in (("busy", spent.busy_s), ("idle", spent.idle_s), ("paused", spent.paused_s)):
                 seconds.add_metric([name, state], value)
             calls.add_metric([name], meter.calls)
             held.add_metric([name], meter.held)
         yield from (seconds, calls, held)
+        yield from self._replicas()
+
+    def _replicas(self) -> Iterator[Metric]:
+        labels = ["engine", "replica"]
+        calls = GaugeMetricFamily("art_replica_calls", "Model calls that one replica answers now.", labels=labels)
+        rollouts = GaugeMetricFamily("art_replica_rollouts", "Rollouts whose calls go to it.", labels=labels)
+        answers = CounterMetricFamily(
+            "art_replica_answers", "Model calls by how they ended.", labels=[*labels, "outcome"]
+        )
+        restarts = CounterMetricFamily("art_replica_restarts", "Times it died and was started again.", labels=labels)
+        for engine, member in self._service.engines.members():
+            if not member.label:  # the only one: what the engine does is what it does
+                continue
+            own = [engine, member.label]
+            calls.add_metric(own, member.calls)
+            rollouts.add_metric(own, member.rollouts)
+            answers.add_metric([*own, "answered"], member.answered)
+            answers.add_metric([*own, "failed"], member.failed)
+            restarts.add_metric(own, member.restarts)
+        yield from (calls, rollouts, answers, restarts)
 
     def _models(self) -> Iterator[Metric]:
         version = GaugeMetricFamily("art_policy_version", "The version that is served.", labels=["project", "model"])

@@ -4,25 +4,30 @@ The order, on one device (it must hold; each line is undone by the ``finally`` b
 
 1. The gate closes: new model calls wait. Requests in flight freeze in the engine (``pause``), then its memory is freed
    (``sleep``).
-2. The trainer takes the step and writes the checkpoint: the step exists from that atomic rename on.
+2. The trainer takes the step and writes the checkpoint: the step exists from that atomic rename on. Then it leaves the device
+   (``rest``).
 3. The engine wakes (``weights``), loads the new version under its new name, and wakes (``kv_cache``).
 4. ``resume``: frozen requests go on with the version that they started with.
 5. The new version is proven: it is listed, and its log-probabilities are the trainer's (``prove``).
 6. ``name`` is now an alias of the new version, and the gate opens.
 
 Proving comes after ``resume`` because a paused engine answers nothing; the gate keeps new requests out until it is done.
+
+With devices of their own (``dedicated``) the trainer takes the step first, while the engine goes on answering. Then the gate
+closes, and the engine is paused for as long as loading the new version takes; nobody sleeps or leaves a device.
 """
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from art.wire import TrainProgress, TrainResult
 from art_backend.errors import EngineFailedError, TrainerFailedError
-from art_backend.inference.client import EngineClient, EngineUnreachableError
-from art_backend.inference.contract import Sampling
+from art_backend.inference.client import EngineUnreachableError
+from art_backend.inference.engine import EngineVerbs
 from art_backend.process import DeadlineExceededError, ProcessDiedError
 from art_backend.serving import ServedPolicy
 from art_backend.training.process import TrainerProcess
@@ -55,13 +60,17 @@ class StepRunner:
         policy: The model as it is served.
         trainer: Returns the model's live trainer process, starting it if need be.
         device: Held for the whole step: the engines and trainers of one machine take turns.
+        dedicated: Whether engine and trainer have devices of their own, so that only trainers take turns.
     """
 
-    def __init__(self, policy: ServedPolicy, trainer: TrainerSource, device: asyncio.Lock) -> None:
+    def __init__(
+        self, policy: ServedPolicy, trainer: TrainerSource, device: asyncio.Lock, *, dedicated: bool = False
+    ) -> None:
         self._policy = policy
         self._host = policy.host
         self._trainer = trainer
         self._device = device
+        self._dedicated = dedicated
 
     async def run(
         self,
@@ -86,14 +95,20 @@ class StepRunner:
             given = make_input(step)
             on_start(step)
             clock = _Stopwatch()
+
+            async def train() -> StepOutput:
+                output = await self._train(given, report)
+                clock.lap("time/step_trainer_s")
+                return output
+
+            output = await train() if self._dedicated else None
             report(TrainProgress(phase="holding"))
             self._host.gate.close()
             try:
                 await self._suspend()
                 clock.lap("time/step_hold_s")
                 try:
-                    output = await self._train(given, report)
-                    clock.lap("time/step_trainer_s")
+                    output = output or await train()
                     report(TrainProgress(phase="publishing"))
                     difference = await self._publish(output)
                 except BaseException:
@@ -126,9 +141,13 @@ class StepRunner:
         report(TrainProgress(phase="preparing"))
         try:
             trainer = await self._trainer()
-            return await trainer.train(
-                step, lambda done, total: report(TrainProgress(phase="training", done=done, total=total))
-            )
+            try:
+                return await trainer.train(
+                    step, lambda done, total: report(TrainProgress(phase="training", done=done, total=total))
+                )
+            finally:
+                if not self._dedicated and trainer.alive:
+                    await trainer.rest()
         except (ProcessDiedError, DeadlineExceededError) as error:
             raise TrainerFailedError(
                 f"{error}\nThe last checkpoint is whole and served; train again to go on."
@@ -139,7 +158,8 @@ class StepRunner:
         try:
             await process.guard(self._policy.drain(), deadline_s=None, doing="finishing completions")
             await self._call(process.client.pause("keep"), "pausing")
-            await self._call(process.client.sleep(1), "going to sleep")
+            if not self._dedicated:
+                await self._call(process.client.sleep(1), "going to sleep")
         except _ENGINE_LOST:
             _log.exception("The engine was lost while it was paused for training; it is started again when needed.")
 
@@ -147,7 +167,8 @@ class StepRunner:
         """Let the engine go on as before the step."""
         try:
             client = (await self._host.running()).client
-            await self._call(client.wake_up(["weights", "kv_cache"]), "waking up")
+            if not self._dedicated:
+                await self._call(client.wake_up(["weights", "kv_cache"]), "waking up")
             await self._call(client.resume(), "resuming")
         except (*_ENGINE_LOST, EngineFailedError):
             _log.exception("The engine was lost while it slept; it is started again when needed.")
@@ -165,12 +186,14 @@ class StepRunner:
 
     async def _wake_and_load(self, step: int) -> None:
         client = (await self._host.running()).client
-        await self._call(client.wake_up(["weights"]), "waking up its weights")
+        if not self._dedicated:
+            await self._call(client.wake_up(["weights"]), "waking up its weights")
         await self._policy.load(step)
-        await self._call(client.wake_up(["kv_cache"]), "waking up its KV cache")
+        if not self._dedicated:
+            await self._call(client.wake_up(["kv_cache"]), "waking up its KV cache")
         await self._call(client.resume(), "resuming")
 
-    async def _prove(self, client: EngineClient, output: StepOutput) -> float:
+    async def _prove(self, client: EngineVerbs, output: StepOutput) -> float:
         """Ask the engine what it serves.
 
         Raises:
@@ -193,10 +216,10 @@ class StepRunner:
             worst = max(worst, difference)
         return worst
 
-    async def _ask(self, client: EngineClient, name: str, canary: Canary) -> float:
-        sampling = Sampling(max_tokens=1, temperature=0.0)
-        answer = await self._call(client.generate(name, canary.token_ids, sampling), "answering a canary")
-        return abs(answer.logprobs[0] - canary.logprob)
+    async def _ask(self, client: EngineVerbs, name: str, canary: Canary) -> float:
+        """The canary's difference in nats, from what answers furthest from it."""
+        answers = await self._call(client.greedy_logprobs(name, canary.token_ids), "answering a canary")
+        return max((abs(logprob - canary.logprob) for logprob in answers), key=lambda x: (math.isnan(x), x))
 
     async def _call(self, awaitable: Awaitable[T], doing: str) -> T:
         process = await self._host.running()

@@ -4,9 +4,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from art.wire import (
@@ -24,20 +22,20 @@ from art.wire import (
     TrainSftRequest,
 )
 from art_backend.auth import Keyring
-from art_backend.base_models import context_length, find_base_model
+from art_backend.base_models import find_base_model
 from art_backend.devices import Device, find_usable_devices
+from art_backend.engines import Engines
 from art_backend.errors import BadRequestError, ConflictError, NotFoundError, ServiceError
 from art_backend.examples import ExampleFinder, tell_untrainable
 from art_backend.gateway.limits import ProjectLimits
 from art_backend.gateway.ports import Identity, ServedModel
 from art_backend.gateway.render import ChatRenderer
-from art_backend.inference.choice import choose_launcher
-from art_backend.inference.process import EngineProcess, EngineSettings, torch_engine
+from art_backend.inference.router import StartEngine
 from art_backend.jobs import JobBoard
 from art_backend.orchestrator import StepRunner
 from art_backend.origins import begin
 from art_backend.planning.check import check_training
-from art_backend.serving import EngineHost, Gate, ServedPolicy, WholePolicy
+from art_backend.serving import EngineHost, ServedPolicy, WholePolicy
 from art_backend.settings import Settings
 from art_backend.store.captures import CaptureStore
 from art_backend.store.checkpoints import CheckpointStore
@@ -45,12 +43,6 @@ from art_backend.store.database import open_database
 from art_backend.store.runs import RunStore
 from art_backend.training.process import TrainerProcess
 from art_backend.training.types import AnyInput, ModelSetup, ScoredTrajectory, SftInput, StepInput
-from art_backend.utilisation import EngineMeter
-
-MAX_LORA_RANK = 512
-"""The largest rank that can be registered (``LoraSpec``)."""
-
-StartEngine = Callable[[EngineSettings], Awaitable[EngineProcess]]
 
 RETENTION_CHECK_S = 3600.0
 """How often old captures are looked for."""
@@ -74,14 +66,7 @@ class Service:
     ) -> None:
         self.settings = settings
         self._devices = find_usable_devices() if devices is None else devices
-        self._takes_any_rank = True
-        if start_engine is None:
-            launcher = choose_launcher(
-                settings.engine, vllm_python=settings.vllm_python, arguments=settings.engine_arguments
-            )
-            start_engine = partial(EngineProcess.start, launcher=launcher)
-            self._takes_any_rank = launcher is torch_engine
-        self._start_engine = start_engine
+        settings.placement.check(len(self._devices))
         self._started = time.monotonic()
         self._db = open_database(settings.database_path)
         self.runs = RunStore(self._db)
@@ -92,7 +77,7 @@ class Service:
         self.jobs = JobBoard(self.runs)
         self._device = asyncio.Lock()
         self._registering = asyncio.Lock()
-        self._hosts: dict[str, EngineHost] = {}
+        self.engines = Engines(settings, start_engine)
         self._policies: dict[tuple[str, str], ServedPolicy] = {}
         self._trainers: dict[tuple[str, str], TrainerProcess] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -161,10 +146,6 @@ class Service:
     def served(self) -> list[ServedPolicy]:
         return list(self._policies.values())
 
-    def meters(self) -> list[tuple[str, EngineMeter]]:
-        """The meter of each engine, by the name of its base model."""
-        return [(name, host.gate.meter) for name, host in self._hosts.items()]
-
     def policy(self, project: str, name: str) -> ServedPolicy:
         """Raises NotFoundError for a model that is not registered."""
         policy = self._policies.get((project, name))
@@ -190,14 +171,14 @@ class Service:
                 param="full_finetune",
             )
         path = await asyncio.to_thread(find_base_model, spec.base_model, cache=self.settings.cache)
-        host = self._host(spec, path, self._rank(spec))
+        host = self.engines.host(spec, path, self._rank(spec))
         if spec.lora.rank > host.settings.max_lora_rank:
             async with self._device:
                 await host.take_rank(spec.lora.rank)
-        max_length = spec.max_sequence_length or self._limit(path)
-        if max_length > self._limit(path):
+        max_length = spec.max_sequence_length or self.engines.limit(path)
+        if max_length > self.engines.limit(path):
             raise BadRequestError(
-                f"max_sequence_length: {max_length} is more than the {self._limit(path)} tokens that {spec.base_model} is "
+                f"max_sequence_length: {max_length} is more than the {self.engines.limit(path)} tokens that {spec.base_model} is "
                 "served with here. Ask for less, or start the service with a larger --max-sequence-length.",
                 param="max_sequence_length",
             )
@@ -236,36 +217,9 @@ class Service:
         except ServiceError as error:
             _log.error("%s", error.message)
 
-    def _host(self, spec: RegisterModel, path: Path, max_lora_rank: int = MAX_LORA_RANK) -> EngineHost:
-        """The engine of a base model; a fully fine-tuned model has one of its own."""
-        base_model = spec.base_model
-        key = f"{base_model} {spec.project}/{spec.name}" if spec.full_finetune else base_model
-        if key not in self._hosts:
-            settings = EngineSettings(
-                model_path=path,
-                served_name=base_model,
-                max_model_len=self._limit(path),
-                max_num_seqs=self.settings.max_concurrent_sequences,
-                max_lora_rank=max_lora_rank,
-                threads=self.settings.threads,
-                log_path=self.settings.log_dir / "engine.log",
-                start_timeout_s=self.settings.engine_start_timeout_s,
-            )
-            # only the embedded engine, which takes any rank, can replace whole weights
-            embedded = self._takes_any_rank or not spec.full_finetune
-            start = self._start_engine if embedded else EngineProcess.start
-            self._hosts[key] = EngineHost(settings, Gate(self.settings.hold_timeout_s), start)
-        return self._hosts[key]
-
     def _rank(self, spec: RegisterModel) -> int:
-        """The largest rank that the engine is made for; vLLM keeps room and computes for it, whatever is loaded."""
-        if self._takes_any_rank:
-            return MAX_LORA_RANK
+        """The largest rank of the models that share the base model."""
         return max([spec.lora.rank, *(m.lora.rank for m in self.runs.list_models() if m.base_model == spec.base_model)])
-
-    def _limit(self, base_path: Path) -> int:
-        """Longest sequence that a base model is served with."""
-        return min(self.settings.max_sequence_length, context_length(base_path) or self.settings.max_sequence_length)
 
     # The gateway's model directory
 
@@ -363,7 +317,12 @@ class Service:
         make_input: Callable[[int], AnyInput],
     ) -> Job:
         self._check_memory(policy, request.options)
-        runner = StepRunner(policy, lambda: self._trainer(policy.project, policy.name), self._device)
+        runner = StepRunner(
+            policy,
+            lambda: self._trainer(policy.project, policy.name),
+            self._device,
+            dedicated=self.settings.placement.dedicated,
+        )
         return self.jobs.submit(
             policy.project,
             policy.name,
@@ -378,14 +337,14 @@ class Service:
             return
         _, spec = self.runs.find_model(policy.project, policy.name)
         check_training(
-            self._devices[0],
+            self._devices[(self.settings.placement.trainer_devices or (0,))[0]],
             spec.base_model,
             policy.host.settings.model_path,
             options,
             lora=spec.lora,
             full=spec.full_finetune,
             context=policy.max_sequence_length,
-            placement="colocated",
+            placement="dedicated" if self.settings.placement.dedicated else "colocated",
         )
 
     async def _trainer(self, project: str, name: str) -> TrainerProcess:
@@ -405,7 +364,10 @@ class Service:
                 user_code=self.settings.user_code,
             )
             self._trainers[key] = await TrainerProcess.start(
-                setup, log_path=self.settings.log_dir / "trainer.log", threads=self.settings.threads
+                setup,
+                log_path=self.settings.log_dir / "trainer.log",
+                threads=self.settings.threads,
+                devices=self.settings.placement.trainer_devices,
             )
         return self._trainers[key]
 
@@ -423,7 +385,7 @@ class Service:
     # Life
 
     def health(self) -> Health:
-        processes = [host.health() for host in self._hosts.values()]
+        processes = self.engines.health()
         for (project, name), trainer in self._trainers.items():
             processes.append(
                 ProcessHealth(
@@ -445,5 +407,5 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await asyncio.gather(*(trainer.close() for trainer in self._trainers.values()), return_exceptions=True)
-        await asyncio.gather(*(host.stop() for host in self._hosts.values()), return_exceptions=True)
+        await asyncio.gather(*(host.stop() for host in self.engines.hosts()), return_exceptions=True)
         self._db.close()

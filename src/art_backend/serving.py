@@ -20,7 +20,8 @@ from art.wire import ProcessHealth
 from art_backend.errors import BusyError, EngineFailedError, NotFoundError
 from art_backend.gateway.ports import Lease
 from art_backend.gateway.render import ChatRenderer
-from art_backend.inference.client import EngineClient, EngineUnreachableError
+from art_backend.inference.client import EngineUnreachableError
+from art_backend.inference.engine import Engine, EngineVerbs, Member
 from art_backend.inference.process import EngineProcess, EngineSettings
 from art_backend.process import DeadlineExceededError, ProcessDiedError, read_tail
 from art_backend.store.checkpoints import CheckpointStore
@@ -90,7 +91,7 @@ class EngineHost:
         self,
         settings: EngineSettings,
         gate: Gate,
-        start: Callable[[EngineSettings], Awaitable[EngineProcess]] = EngineProcess.start,
+        start: Callable[[EngineSettings], Awaitable[Engine]] = EngineProcess.start,
     ) -> None:
         self.settings = settings
         self.gate = gate
@@ -102,11 +103,11 @@ class EngineHost:
         self.uses: Counter[str] = Counter()
         """Leases on each adapter, by name."""
         self._changing = asyncio.Lock()
-        self._process: EngineProcess | None = None
+        self._process: Engine | None = None
         self._starting = asyncio.Lock()
         self._deaths = 0
 
-    async def running(self) -> EngineProcess:
+    async def running(self) -> Engine:
         """Return the live engine, starting it if need be.
 
         Raises:
@@ -170,6 +171,8 @@ class EngineHost:
 
     async def explain_failure(self, error: Exception) -> EngineFailedError:
         """Turn a failed call into an error that says what happened to the engine."""
+        if isinstance(error, ProcessDiedError):
+            return EngineFailedError(str(error))
         process = self._process
         if process is not None:
             await process.settle()
@@ -191,16 +194,27 @@ class EngineHost:
         self._deaths += 1
         await self.stop()
 
-    def health(self) -> ProcessHealth:
+    def members(self) -> list[Member]:
+        """The engine's processes; none while it is not running."""
+        return [] if self._process is None else self._process.members()
+
+    def health(self) -> list[ProcessHealth]:
+        """Of each of the engine's processes."""
         name = f"engine {self.settings.served_name}"
         if self._process is None:
             if self._starting.locked():
-                return ProcessHealth(name=name, pid=None, state="starting", detail=read_tail(self.settings.log_path, 1))
-            return ProcessHealth(name=name, pid=None, state="stopped")
-        if not self._process.alive:
-            return ProcessHealth(name=name, pid=None, state="failed", detail=self._process.describe_death())
-        paused = self.gate.is_closed
-        return ProcessHealth(name=name, pid=self._process.pid, state="paused" if paused else "ready")
+                last_line = read_tail(self.settings.log_path, 1)
+                return [ProcessHealth(name=name, pid=None, state="starting", detail=last_line)]
+            return [ProcessHealth(name=name, pid=None, state="stopped")]
+        return [
+            ProcessHealth(
+                name=f"{name} {member.label}".rstrip(),
+                pid=member.pid,
+                state="paused" if member.state == "ready" and self.gate.is_closed else member.state,
+                detail=member.detail,
+            )
+            for member in self.members()
+        ]
 
 
 class ServedPolicy:
@@ -262,7 +276,7 @@ class ServedPolicy:
             self.host.uses[self.engine_name(version)] -= 1
             self._ended.set()
 
-    async def load(self, step: int) -> EngineClient:
+    async def load(self, step: int) -> EngineVerbs:
         """Make sure that version ``step`` is loaded; return the engine's client."""
         process = await self.host.running()
         if step == 0:
@@ -322,7 +336,7 @@ class WholePolicy(ServedPolicy):
             self._ended.clear()
             await self._ended.wait()
 
-    async def load(self, step: int) -> EngineClient:
+    async def load(self, step: int) -> EngineVerbs:
         """Make sure that the engine has version ``step``, which is the latest or becomes it; return its client."""
         process = await self.host.running()
         async with self._loading:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from art_backend.errors import BadRequestError
 from art_backend.gateway.limits import MAX_CALLS, MAX_QUEUE
+from art_backend.placement import Placement
 
 EngineKind = Literal["auto", "torch", "vllm"]
 
@@ -46,7 +47,7 @@ class Settings:
     max_project_queue: int = MAX_QUEUE
     """Model calls of one project that may wait; further ones are told to come back later."""
     threads: int | None = None
-    """CPU threads of the engine and of the trainer, which never compute at the same time; ``None``: one per core."""
+    """CPU threads of the engines together, and of the trainer; ``None``: one per core."""
     keep_versions: int = 2
     """Policy versions that stay loaded in the engine beside those in use."""
     capture_retention_days: float = 30.0
@@ -55,6 +56,8 @@ class Settings:
     """Where prepared base models are kept; ``None`` takes the default cache."""
     user_code: Path | None = None
     """Directory whose Python modules may define advantages and losses, for the trainer to run; ``None``: none are run."""
+    placement: Placement = field(default_factory=Placement)
+    """Which devices engines and trainer have, and how many engines there are."""
     ready_file: Path | None = None
     """Written once the service listens: JSON with ``url``, ``api_key`` and ``pid``."""
     generated_key: bool = field(init=False, default=False)

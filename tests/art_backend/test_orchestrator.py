@@ -12,7 +12,6 @@ import pytest
 from art.wire import TokenRow, TrainOptions
 from art_backend.errors import BadRequestError, BusyError, EngineFailedError, NotFoundError, TrainerFailedError
 from art_backend.inference.client import EngineError, EngineUnreachableError
-from art_backend.inference.contract import Generation
 from art_backend.inference.process import EngineSettings
 from art_backend.orchestrator import StepRunner
 from art_backend.process import ProcessDiedError
@@ -66,9 +65,9 @@ class FakeEngine:
         self._note("models")
         return sorted(self.served)
 
-    async def generate(self, model, token_ids, sampling, request_id=None):
+    async def greedy_logprobs(self, model, token_ids):
         self._note(f"canary({model})")
-        return Generation(token_ids=[1], logprobs=[self.logprob], top_logprobs=[[]], finish_reason="length")
+        return [self.logprob]
 
 
 class FakeProcess:
@@ -131,6 +130,8 @@ class FakeCheckpoints:
 
 
 class FakeTrainer:
+    alive = True
+
     def __init__(self, checkpoints, calls):
         self.checkpoints, self.calls = checkpoints, calls
         self.error: Exception | None = None
@@ -154,10 +155,14 @@ class FakeTrainer:
             canaries=self.canaries,
         )
 
+    async def rest(self):
+        self.calls.append("rest")
+
 
 class World:
-    def __init__(self, keep_versions=2, kind=ServedPolicy):
+    def __init__(self, keep_versions=2, kind=ServedPolicy, dedicated=False):
         self.calls = []
+        self.dedicated = dedicated
         self.engines = Engines(self.calls)
         self.host = self.engines.host
         self.checkpoints = FakeCheckpoints()
@@ -177,7 +182,7 @@ class World:
         return self.trainer
 
     async def step(self):
-        runner = StepRunner(self.policy, self.get_trainer, asyncio.Lock())
+        runner = StepRunner(self.policy, self.get_trainer, asyncio.Lock(), dedicated=self.dedicated)
         return await runner.run(
             lambda step: StepInput(GROUPS, TrainOptions(), step),
             on_start=lambda step: None,
@@ -192,6 +197,7 @@ async def test_the_order_of_a_step():
         "pause(keep) [held]",
         "sleep(1) [held]",
         "train(1)",
+        "rest",
         "wake_up(weights) [held]",
         "load(p/m@1) [held]",
         "wake_up(kv_cache) [held]",
@@ -203,6 +209,53 @@ async def test_the_order_of_a_step():
     assert (result.step, result.trained, world.policy.step) == (1, True, 1)
     assert world.phases == ["holding", "preparing", "training", "publishing", "resuming"]
     assert {"time/step_hold_s", "time/step_trainer_s", "time/step_publish_s", "reward/mean"} <= result.metrics.keys()
+
+
+async def test_with_devices_of_their_own_the_engine_answers_while_the_trainer_works():
+    world = World(dedicated=True)
+    seen = []
+
+    async def train(step, on_progress):
+        async with world.policy.lease() as lease:
+            seen.append((lease.engine_model, await lease.engine.models(), world.host.gate.is_closed))
+        return await FakeTrainer.train(world.trainer, step, on_progress)
+
+    world.trainer.train = train
+    result = await world.step()
+    assert seen == [(BASE, [BASE], False)]
+    assert world.calls == [
+        "models",
+        "train(1)",
+        "pause(keep) [held]",
+        "load(p/m@1) [held]",
+        "resume [held]",
+        "models [held]",
+        "canary(p/m@1) [held]",
+    ]
+    assert (result.step, world.policy.step, world.host.gate.is_closed) == (1, 1, False)
+
+
+async def test_with_devices_of_their_own_a_failed_trainer_leaves_the_engine_alone():
+    world = World(dedicated=True)
+    world.trainer.error = ProcessDiedError("The trainer (process 7) was ended by signal SIGKILL.")
+    with pytest.raises(TrainerFailedError):
+        await world.step()
+    assert world.calls == ["train(1)"]
+    world.trainer.error = None
+    world.engines.engine.load_adapter = lambda name, path: _raise(EngineError(400, "no room"))
+    with pytest.raises(EngineError):
+        await world.step()
+    assert world.calls[-2:] == ["pause(keep) [held]", "resume [held]"]
+
+
+async def _raise(error):
+    raise error
+
+
+async def test_whole_weights_change_between_completions_on_devices_of_their_own():
+    world = World(kind=WholePolicy, dedicated=True)
+    await world.step()
+    assert world.calls[:4] == ["train(1)", "pause(keep) [held]", "weights(p/m@1) [held]", "resume [held]"]
 
 
 async def test_requests_wait_while_weights_change_and_then_get_the_new_version():
@@ -373,6 +426,7 @@ async def test_whole_weights_are_replaced_when_nothing_is_in_flight():
         "pause(keep) [held]",
         "sleep(1) [held]",
         "train(1)",
+        "rest",
         "wake_up(weights) [held]",
         "weights(p/m@1) [held]",
         "wake_up(kv_cache) [held]",

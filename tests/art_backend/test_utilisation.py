@@ -89,7 +89,7 @@ async def test_prometheus_reads_it(tmp_path, tiny_model_path):
 
     service = Service(Settings(path=tmp_path, api_key="key"))
     spec = RegisterModel(project="p", name="m", base_model=str(tiny_model_path))
-    host = service._host(spec, tiny_model_path)
+    host = service.engines.host(spec, tiny_model_path, 16)
     policy = ServedPolicy(
         project="p",
         name="m",

@@ -28,6 +28,21 @@ def serve(
         list[str] | None,
         typer.Option(metavar="ARGUMENT", help="An argument for vLLM, such as --max-loras=4; may be repeated."),
     ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Engines of each base model; one per engine device by default.")
+    ] = None,
+    engine_devices: Annotated[
+        str | None, typer.Option(metavar="0,1", help="CUDA devices of the engines, divided among the replicas.")
+    ] = None,
+    trainer_devices: Annotated[
+        str | None, typer.Option(metavar="2", help="CUDA devices that the trainer sees.")
+    ] = None,
+    placement: Annotated[
+        str,
+        typer.Option(
+            help="Engine and trainer: colocated (in turns), dedicated (at the same time); auto: dedicated on devices of their own."
+        ),
+    ] = "auto",
     user_code: Annotated[
         Path | None,
         typer.Option(help="Directory whose Python modules may define advantages and losses, run for who has the key."),
@@ -44,8 +59,14 @@ def serve(
         raise typer.Exit(1)
     arguments = ["--host", host, "--port", str(port), "--path", str(path), "--engine", engine]
     arguments += ["--user-code", str(user_code)] if user_code is not None else []
-    if vllm_python is not None:
-        arguments += ["--vllm-python", vllm_python]
+    given = {
+        "--vllm-python": vllm_python,
+        "--replicas": replicas,
+        "--engine-devices": engine_devices,
+        "--trainer-devices": trainer_devices,
+        "--placement": placement,
+    }
+    arguments += [word for option, value in given.items() if value is not None for word in (option, str(value))]
     arguments += [f"--engine-argument={argument}" for argument in engine_argument or ()]
     # The key travels in the environment: arguments can be read by everyone on the machine.
     environment = {**os.environ, "ART_API_KEY": api_key} if api_key else dict(os.environ)

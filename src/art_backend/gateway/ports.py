@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from art_backend.gateway.render import ChatRenderer
-from art_backend.inference.client import EngineClient
+from art_backend.inference.engine import EngineVerbs
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Identity:
 class Lease:
     """The right to sample from one policy version; the version stays loaded while the lease is held."""
 
-    engine: EngineClient
+    engine: EngineVerbs
     engine_model: str
     """The name that the engine knows this version by."""
     policy_version: int

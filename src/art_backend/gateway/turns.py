@@ -290,11 +290,11 @@ async def _sample(lease: Lease, placed: _Placed, plan: Plan, answer: Answer, cho
     source, renderer = placed.source, answer.model.renderer
     sampling = plan.sampling_of(choice)
     if not answer.call.stream and not plan.stop:
-        whole = await lease.engine.generate(lease.engine_model, placed.ids, sampling)
+        whole = await lease.engine.generate(lease.engine_model, placed.ids, sampling, rollout=placed.rollout)
         return _collect_whole(whole, source.parse(renderer, whole.token_ids, placed.ids))
     collected = _Collected()
     parser = source.stream(renderer, placed.ids, plan.stop)
-    stream = lease.engine.stream(lease.engine_model, placed.ids, sampling)
+    stream = lease.engine.stream(lease.engine_model, placed.ids, sampling, rollout=placed.rollout)
     try:
         async for delta in stream:
             used, part = _feed(parser, delta.token_ids, one_by_one=bool(plan.stop))

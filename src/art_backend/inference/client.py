@@ -59,11 +59,20 @@ class EngineClient:
             await self._session.close()
 
     async def generate(
-        self, model: str, token_ids: list[int], sampling: Sampling, request_id: str | None = None
+        self,
+        model: str,
+        token_ids: list[int],
+        sampling: Sampling,
+        request_id: str | None = None,
+        *,
+        rollout: str | None = None,
     ) -> Generation:
         """Sample one completion of ``token_ids``.
 
         Cancelling the call ends the sampling.
+
+        Args:
+            rollout: Whose call it is. Where there are several engines, a rollout's calls go to the same one; here is one.
 
         Raises:
             EngineError: 404 for an unknown model, 400 for a prompt that is too long or a bad setting.
@@ -76,7 +85,13 @@ class EngineClient:
         return Generation(delta.token_ids, delta.logprobs, delta.top_logprobs, delta.finish_reason)
 
     async def stream(
-        self, model: str, token_ids: list[int], sampling: Sampling, request_id: str | None = None
+        self,
+        model: str,
+        token_ids: list[int],
+        sampling: Sampling,
+        request_id: str | None = None,
+        *,
+        rollout: str | None = None,
     ) -> AsyncGenerator[GenerationDelta, None]:
         """Like ``generate``, in deltas of one or more tokens. Closing the iterator ends the sampling."""
         body = _generate_body(model, token_ids, sampling, request_id, stream=True)
@@ -93,6 +108,11 @@ class EngineClient:
                     yield delta
         if not finished:
             raise EngineUnreachableError(f"The engine at {self.base_url} ended a stream before its last token.")
+
+    async def greedy_logprobs(self, model: str, token_ids: list[int]) -> list[float]:
+        """Log-probability of the likeliest next token, from every engine that answers under this address: from this one."""
+        answer = await self.generate(model, token_ids, Sampling(max_tokens=1, temperature=0.0))
+        return answer.logprobs
 
     async def load_adapter(self, name: str, path: Path) -> None:
         """Serve the PEFT directory ``path`` as ``name``; the path must be readable by the engine."""

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from art_backend.devices import visible
 from art_backend.inference.client import EngineClient, EngineError, EngineUnreachableError
+from art_backend.inference.engine import Member
 from art_backend.inference.key_check.art_key_check import KEY_VARIABLE
 from art_backend.process import PASSIVE_WAITING, ChildProcess, DeadlineExceededError, ProcessDiedError
 
@@ -53,6 +55,10 @@ class EngineSettings:
     """CPU threads; ``None`` takes one per core."""
     kv_cache_mib: int = 1024
     """Size of the KV cache. On a CPU it is an upper limit: memory is used as it fills."""
+    devices: tuple[int, ...] = ()
+    """CUDA devices that it sees, as this process counts them; empty: all."""
+    sleeps: bool = True
+    """Whether it is to give its memory away while the trainer works."""
     start_timeout_s: float = 1800.0
     """How long the start-up may go without a new word in the log; the engine's death ends the wait at once."""
 
@@ -105,7 +111,11 @@ class EngineProcess:
         port, api_key = free_port(), secrets.token_urlsafe(24)
         launch = launcher(settings, port, api_key)
         child = await ChildProcess.start(
-            launch.argv, name=launch.name, log_path=settings.log_path, env=launch.env, defaults=launch.defaults
+            launch.argv,
+            name=launch.name,
+            log_path=settings.log_path,
+            env={**launch.env, **visible(settings.devices)},
+            defaults=launch.defaults,
         )
         client = EngineClient(f"http://127.0.0.1:{port}", api_key)
         engine = cls(settings, child, client)
@@ -125,6 +135,11 @@ class EngineProcess:
     @property
     def alive(self) -> bool:
         return self._child.alive
+
+    def members(self) -> list[Member]:
+        """Itself."""
+        detail = None if self.alive else self.describe_death()
+        return [Member(label="", pid=self.pid, state="ready" if self.alive else "failed", detail=detail)]
 
     def describe_death(self) -> str:
         """How it ended, with the tail of its log."""

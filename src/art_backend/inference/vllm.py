@@ -144,9 +144,13 @@ def _launch(
     slots, adapters = min(VERSIONS_IN_A_BATCH, settings.max_loras), settings.max_loras
     if installation.device == "cuda":
         argv += ["--served-model-name", settings.served_name]
-        argv += ["--enable-sleep-mode", "--gpu-memory-utilization", str(GPU_MEMORY_SHARE)]
+        argv += ["--gpu-memory-utilization", str(GPU_MEMORY_SHARE)]
+        argv += ["--enable-sleep-mode"] if settings.sleeps else []
+        argv += ["--tensor-parallel-size", str(len(settings.devices))] if len(settings.devices) > 1 else []
     else:
-        zero = write_zero_adapter(settings.model_path, settings.log_path.with_name("zero-adapter"))
+        zero = write_zero_adapter(
+            settings.model_path, settings.log_path.with_name(f"{settings.log_path.stem}-zero-adapter")
+        )
         argv += ["--served-model-name", BARE_NAME, "--lora-modules", f"{settings.served_name}={zero}"]
         argv += ["--kv-cache-memory-bytes", str(settings.kv_cache_mib * 2**20)]
         slots, adapters = slots + 1, adapters + 1

@@ -24,6 +24,10 @@ class FlatOptimizer(Protocol):
 
     def load(self, tensors: dict[str, Tensor]) -> None: ...
 
+    def device_tensors(self) -> list[Tensor]:
+        """State that is on the device between steps."""
+        ...
+
 
 class FlatAdamW:
     """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) by ``torch.optim``.
@@ -47,6 +51,9 @@ class FlatAdamW:
     def load(self, tensors: dict[str, Tensor]) -> None:
         state = {0: {name: tensor.clone() for name, tensor in tensors.items()}} if tensors else {}
         self._optimizer.load_state_dict({"state": state, "param_groups": self._optimizer.state_dict()["param_groups"]})
+
+    def device_tensors(self) -> list[Tensor]:
+        return list(self.tensors().values())
 
 
 class PagedAdamW8bit:
@@ -84,6 +91,9 @@ class PagedAdamW8bit:
                 state[name].copy_(tensor)
             else:
                 state[name] = int(tensor)
+
+    def device_tensors(self) -> list[Tensor]:
+        return []  # paged: they leave the device by themselves
 
 
 def make_optimizer(kind: Optimizer, weights: Tensor) -> FlatOptimizer:

@@ -114,6 +114,12 @@ class Policy(ABC):
         )
         return output.last_hidden_state[0]
 
+    def device_tensors(self) -> tuple[list[Tensor], list[Tensor]]:
+        """What is on the device between steps: what training does not change, and what it does."""
+        trained = {id(parameter) for parameter in self._parameters.values()}
+        frozen = [t for t in (*self._base.parameters(), *self._base.buffers()) if id(t) not in trained]
+        return frozen, [*self._parameters.values(), self.weights, self.gradient]
+
     def set_checkpointing(self, on: bool) -> None:
         """Keep one activation per layer for the backward pass, and compute the others again, or keep them all."""
         if on == self._base.is_gradient_checkpointing:

@@ -4,11 +4,12 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from art.wire import ErrorCode
+from art_backend.devices import visible
 from art_backend.errors import (
     BadRequestError,
     ConflictError,
@@ -50,12 +51,15 @@ class TrainerProcess:
         self._turn = asyncio.Lock()
 
     @classmethod
-    async def start(cls, setup: ModelSetup, *, log_path: Path, threads: int | None = None) -> "TrainerProcess":
+    async def start(
+        cls, setup: ModelSetup, *, log_path: Path, threads: int | None = None, devices: Sequence[int] = ()
+    ) -> "TrainerProcess":
         """Start the process. It loads the model with the first step.
 
         Args:
             log_path: What the process prints is appended to this file.
             threads: Threads to compute with; ``None`` takes all cores.
+            devices: CUDA devices that it sees, as this process counts them; empty: all. It computes on the first.
 
         Raises:
             ProcessDiedError: It ended at once; the message has the end of its log.
@@ -65,7 +69,7 @@ class TrainerProcess:
             [sys.executable, "-m", "art_backend.training.worker"],
             name="trainer",
             log_path=log_path,
-            env={"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"},
+            env={"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **visible(devices)},
             defaults=CPU_ENVIRONMENT,
             pipes=True,
         )
@@ -124,6 +128,10 @@ class TrainerProcess:
             )
         canaries = [Canary(**canary) for canary in answer.pop("canaries")]
         return StepOutput(**{**answer, "checkpoint": Path(answer["checkpoint"]), "canaries": canaries})
+
+    async def rest(self) -> None:
+        """Make the process give its device's memory back; the next step takes it again."""
+        await self._call({"command": "rest"}, expect="rested", deadline_s=STALL_DEADLINE_S, doing="leaving the device")
 
     async def release(self) -> None:
         """Make the process forget the model and give its memory back; the next step loads it again."""

@@ -33,6 +33,7 @@ from art_backend.training.memory import return_free_memory
 from art_backend.training.metrics import Progress, SftMeter, StepMeter, UpdateMeter
 from art_backend.training.optimizers import FlatAdamW, FlatOptimizer, load_optimizer, make_optimizer
 from art_backend.training.packing import Pack, TrainingRow, pack_rows
+from art_backend.training.parking import Parking
 from art_backend.training.policy import Policy
 from art_backend.training.schedule import learning_rate
 from art_backend.training.sft import build_plan
@@ -101,6 +102,14 @@ class Trainer:
         self._loaded = loaded
         return output
 
+    def rest(self) -> None:
+        """Give the device's memory back until the next step. On a CPU there is none to give."""
+        if self._loaded is not None:
+            self._loaded.leave_device()
+        if torch.cuda.is_available():
+            gc.collect()
+            torch.cuda.empty_cache()
+
     def release(self) -> None:
         """Forget the model and give its memory back; the next step loads it again from the latest checkpoint."""
         self._loaded = None
@@ -110,6 +119,7 @@ class Trainer:
     def _load(self, step: int) -> "Loaded":
         """Return the model with the weights of ``step``."""
         if self._loaded is not None and self._loaded.state.step == step:
+            self._loaded.return_to_device()
             return self._loaded
         setup = self._setup
         directory = self._store.verify(step) if step else None
@@ -317,6 +327,16 @@ class Loaded:
         self.policy = policy
         self.optimizer = optimizer
         self.state = state
+        self._parking = Parking()
+
+    def leave_device(self) -> None:
+        """Keep everything in the CPU's memory, if it is not there anyway."""
+        if self.policy.device.type != "cpu":
+            frozen, changing = self.policy.device_tensors()
+            self._parking.leave(frozen, [*changing, *self.optimizer.device_tensors()])
+
+    def return_to_device(self) -> None:
+        self._parking.come_back()
 
     def choose_optimizer(self, kind: Optimizer) -> None:
         """Raises BadRequestError: Training began with another one, whose moments this one cannot read."""

@@ -23,6 +23,10 @@ class Trainers:
             self._kind, self._trainer = kind, trainer
         return self._trainer.train(step, on_progress)
 
+    def rest(self) -> None:
+        """Keep the model in the CPU's memory until the next step."""
+        self._trainer.rest()
+
     def release(self) -> None:
         """Forget the model and give its memory back."""
         self._trainer.release()

@@ -6,6 +6,7 @@ when its input ends: nothing is lost, because a checkpoint appears whole or not 
 
     {"command": "setup", "setup": {…}, "threads": 2}    → {"event": "ready"}
     {"command": "train", "batch": "/path/batch.json"}   → {"event": "progress", "done": …, "total": …}*, {"event": "result", …}
+    {"command": "rest"}                                 → {"event": "rested"}
     {"command": "release"}                              → {"event": "released"}
     any failure                                         → {"event": "error", "code": …, "message": …, "param": …}
 """
@@ -118,6 +119,9 @@ def _serve(commands: "queue.Queue[dict[str, Any]]", events: _Events) -> None:
                     step = decode_step(Path(command["batch"]).read_text())
                     output = trainer.train(step, lambda done, total: events.send("progress", done=done, total=total))
                     events.send("result", **encode_output(output))
+                case "rest" if trainer is not None:
+                    trainer.rest()
+                    events.send("rested")
                 case "release" if trainer is not None:
                     trainer.release()
                     events.send("released")
