@@ -1,8 +1,12 @@
 """Two steps of each example through the real service, resumed after the first, and the comparison afterwards."""
 
+import json
+import re
 from dataclasses import replace
 
 import pytest
+from examples.email_agent import evaluate as evaluate_email
+from examples.email_agent import train as train_email
 from examples.game_2048 import evaluate as evaluate_2048
 from examples.game_2048 import train as train_2048
 from examples.temporal_clue import evaluate as evaluate_clue
@@ -45,3 +49,27 @@ async def test_temporal_clue(make_run):
     run = make_run("temporal-clue", train_clue.SMALL, "easy")
     results = await train_and_evaluate(run, train_clue.train, evaluate_clue.evaluate)
     assert 0 <= results.player("trained").reward.value <= 1
+
+
+@pytest.mark.parametrize("agent", ["plain", "agents-sdk"])
+async def test_email_agent(make_run, agent):
+    run = make_run("email-agent", train_email.SMALL, agent, warm_up=4)
+    results = await train_and_evaluate(run, train_email.train, evaluate_email.evaluate)
+    assert results.warm_up == 4
+    assert 0 <= results.start.reward.value <= 1
+
+
+async def test_email_agent_with_a_judge(make_run):
+    async def judge(messages):
+        ids = sorted(set(re.findall(r'id="(\d+)"', messages[-1]["content"])))
+        return json.dumps({"scores": [{"trajectory_id": i, "score": 0.1 * int(i), "explanation": "so"} for i in ids]})
+
+    run = make_run("email-agent", train_email.SMALL, "ruler", warm_up=0, steps=1)
+    async with run.open_backend() as backend:
+        model = run.make_model()
+        await model.register(backend)
+        await train_email.train_with_judge(run, model, backend, judge)
+        assert await model.get_step() == 1
+    (row,) = read_history(run.directory / "examples/models" / run.name / "history.jsonl")
+    assert row["train/reward"] > 0
+    assert row["train/independent_reward"] == 0

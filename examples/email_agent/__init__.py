@@ -1,0 +1,1 @@
+"""An agent that finds answers in a mailbox, with tools."""
