@@ -9,6 +9,8 @@ from examples.email_agent import evaluate as evaluate_email
 from examples.email_agent import train as train_email
 from examples.game_2048 import evaluate as evaluate_2048
 from examples.game_2048 import train as train_2048
+from examples.hn_titles import evaluate as evaluate_titles
+from examples.hn_titles import train as train_titles
 from examples.temporal_clue import evaluate as evaluate_clue
 from examples.temporal_clue import train as train_clue
 from examples.tic_tac_toe import evaluate as evaluate_tic_tac_toe
@@ -17,9 +19,10 @@ from examples.tic_tac_toe import train as train_tic_tac_toe
 from art.history import read_history
 
 
-async def train_and_evaluate(run, train, evaluate):
+async def train_and_evaluate(run, train, evaluate, *, resumed=True):
     """Stops after a step, goes on, compares; returns the results."""
-    await train(replace(run, settings=replace(run.settings, steps=1)))
+    if resumed:
+        await train(replace(run, settings=replace(run.settings, steps=1)))
     await train(run)
     results = await evaluate(run)
     history = read_history(run.directory / "examples/models" / run.name / "history.jsonl")
@@ -73,3 +76,13 @@ async def test_email_agent_with_a_judge(make_run):
     (row,) = read_history(run.directory / "examples/models" / run.name / "history.jsonl")
     assert row["train/reward"] > 0
     assert row["train/independent_reward"] == 0
+
+
+async def test_hn_titles(make_run, monkeypatch):
+    monkeypatch.setitem(train_titles.PAIRS, "small", 40)
+    run = make_run("hn-titles", train_titles.SMALL)
+    results = await train_and_evaluate(run, train_titles.train, evaluate_titles.evaluate, resumed=False)
+    (accuracy,) = results.measured.values()
+    assert 0 <= accuracy.low <= accuracy.value <= accuracy.high <= 1
+    assert 0 <= results.player("trained").reward.value <= 1
+    assert results.player("submitted title").reward.value > 0

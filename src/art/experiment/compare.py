@@ -40,6 +40,7 @@ async def compare(
     scenarios: Sequence[Any],
     scripted: Mapping[str, Callable[[Any], Score]],
     *,
+    measured: Mapping[str, Interval] | None = None,
     max_concurrent: int | None = 64,
 ) -> Results:
     """Play each held-out scenario once with every player: the base model, the warmed-up one if there is one, the trained one,
@@ -47,6 +48,7 @@ async def compare(
 
     Args:
         scripted: Players without a model, by name.
+        measured: What else was measured, by name, to stand in the results.
 
     Raises:
         ARTError: Nothing was trained yet.
@@ -76,6 +78,7 @@ async def compare(
         step=last,
         warm_up=run.settings.warm_up,
         players=players,
+        measured=dict(measured or {}),
         steps=_read_rewards(model),
         training_s=spent.get("training", 0.0),
         evaluation_s=spent["evaluation"],

@@ -43,6 +43,8 @@ class Results(BaseModel):
     warm_up: int
     """Scripted episodes that it was shown first."""
     players: list[Player]
+    measured: dict[str, Interval] = {}
+    """What else was measured, by name."""
     steps: list[StepReward]
     training_s: float
     """Seconds of training, warm-up included, over all sittings."""
@@ -128,6 +130,7 @@ def table_of_players(results: Results) -> str:
         metrics = [show(player.metrics[name]) if name in player.metrics else "" for name in names]
         cells = [f"{player.name}{version}", str(player.episodes), show(player.reward), *metrics]
         lines.append(f"| {' | '.join(cells)} |")
+    lines += [f"\n{name}: {show(value)}" for name, value in results.measured.items()]
     return "\n".join(lines)
 
 

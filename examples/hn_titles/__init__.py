@@ -1,0 +1,1 @@
+"""An agent that writes titles which people vote for and which are true."""
