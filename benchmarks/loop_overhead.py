@@ -2,13 +2,15 @@
 
     python -m benchmarks.loop_overhead [--quick] [--json PATH]
 
-Each rollout asks a scripted engine, in a process of its own, and waits for its environment, twice. Compared is the processor time
-of this process per rollout, so that the load of the machine does not count; the table gives it in cores, at the rate at which the
-environments alone would let rollouts end. The first half of a generation is not counted; then one and a half generations are.
+Each rollout asks a scripted engine and waits for its environment, twice. The agents' HTTP client is not the loop: it works in a
+process of its own, to which the measured one hands its calls over a pipe, and its cost is told apart. Compared is the processor time
+of the measured process per rollout, so that the load of the machine does not count; the table gives it in cores, at the rate at which
+the environments alone would let rollouts end. The first half of a generation is not counted; then one and a half generations are.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import resource
@@ -61,51 +63,106 @@ class Sleeper:
         return TrainResult(self.step)
 
 
-class Rollouts:
-    """Rollouts against an engine; counts them, and notes the processor time at two of them."""
+async def carry() -> None:
+    """The agents' HTTP client: for each line from standard input, a call to the engine whose URL came first; then the line is
+    given back, with the processor seconds that this process has taken."""
+    loop = asyncio.get_running_loop()
+    lines = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    # the engine closes connections that idle for five seconds, and a call must not meet a closing one
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=1.0)
+    url = (await lines.readline()).decode().strip()
+    sampling = {"max_tokens": 8, "stop_token_ids": [2], "logprobs": 0}
+    body = {"model": "m", "token_ids": list(range(200)), "sampling_params": sampling, "stream": False}
+    async with httpx.AsyncClient(
+        base_url=url, headers={"Authorization": "Bearer engine-key"}, limits=limits, timeout=None
+    ) as http:
 
-    def __init__(self, http: httpx.AsyncClient, first: int, last: int) -> None:
-        self._http, self._first, self._last = http, first, last
+        async def call(line: bytes) -> None:
+            (await http.post("/inference/v1/generate", json=body)).raise_for_status()
+            sys.stdout.write(f"{line.decode().strip()} {time.process_time():.6f}\n")
+            sys.stdout.flush()
+
+        async with asyncio.TaskGroup() as calls:  # one that fails ends this process, and with it the measurement
+            while line := await lines.readline():
+                calls.create_task(call(line))
+
+
+class Client:
+    """The measured process's side of ``carry``: ``ask`` returns when the engine has answered."""
+
+    def __init__(self, carrier: asyncio.subprocess.Process) -> None:
+        self._carrier = carrier
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._numbers = itertools.count()
+        self.client_s = 0.0
+        """Processor seconds of the HTTP client by now."""
+
+    async def ask(self) -> None:
+        assert self._carrier.stdin is not None
+        number = next(self._numbers)
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self._carrier.stdin.write(b"%d\n" % number)
+        await answer
+
+    async def listen(self) -> None:
+        assert self._carrier.stdout is not None
+        while line := await self._carrier.stdout.readline():
+            number, client_s = line.split()
+            self.client_s = float(client_s)
+            if not (answer := self._waiting.pop(int(number))).done():
+                answer.set_result(None)
+
+
+class Rollouts:
+    """Rollouts against an engine; counts them, and notes the processor times at two of them."""
+
+    def __init__(self, client: Client, first: int, last: int) -> None:
+        self._client, self._first, self._last = client, first, last
         self._done = 0
         self._draw = random.Random(7)
-        self.marks: list[float] = []
+        self.marks: list[tuple[float, float]] = []
+        """Processor seconds of this process and of the HTTP client."""
         self.finished = asyncio.Event()
 
     async def run(self, model: Any, scenario: int) -> art.Trajectory:
-        sampling = {"max_tokens": 8, "stop_token_ids": [2], "logprobs": 0}
-        body = {"model": "m", "token_ids": list(range(200)), "sampling_params": sampling, "stream": False}
         for _ in range(TURNS):
-            (await self._http.post("/inference/v1/generate", json=body)).raise_for_status()
+            await self._client.ask()
             await asyncio.sleep(self._draw.uniform(0.5, 1.5) * WAIT_S)
         self._done += 1
         if self._done in (self._first, self._last):
-            self.marks.append(time.process_time())
+            self.marks.append((time.process_time(), self._client.client_s))
         if self._done == self._last:
             self.finished.set()
         return art.Trajectory(reward=self._draw.random())
 
 
-async def measure(in_flight: int, looped: bool) -> float:
-    """Milliseconds of processor time per rollout."""
+async def measure(in_flight: int, looped: bool) -> dict[str, float]:
+    """Milliseconds of processor time per rollout, of this process and of the HTTP client."""
     engine = await asyncio.create_subprocess_exec(sys.executable, "-c", ENGINE, stdout=asyncio.subprocess.PIPE)
-    assert engine.stdout is not None
-    url = (await engine.stdout.readline()).decode().strip()
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(
-        base_url=url, headers={"Authorization": "Bearer engine-key"}, limits=limits, timeout=None
-    ) as http:
-        rollouts = Rollouts(http, in_flight // 2, 2 * in_flight)
-        work = asyncio.create_task(run_looped(rollouts, in_flight) if looped else run_bare(rollouts, in_flight))
-        finished = asyncio.create_task(rollouts.finished.wait())
-        await asyncio.wait({work, finished}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (work, finished):
-            task.cancel()
-        outcome, _ = await asyncio.gather(work, finished, return_exceptions=True)
-    engine.terminate()
-    await engine.wait()
+    carrier = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "benchmarks.loop_overhead", "--side", "client", "--in-flight", str(in_flight),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert engine.stdout is not None and carrier.stdin is not None
+    carrier.stdin.write(await engine.stdout.readline())
+    client = Client(carrier)
+    rollouts = Rollouts(client, in_flight // 2, 2 * in_flight)
+    listening = asyncio.create_task(client.listen())
+    work = asyncio.create_task(run_looped(rollouts, in_flight) if looped else run_bare(rollouts, in_flight))
+    finished = asyncio.create_task(rollouts.finished.wait())
+    await asyncio.wait({work, finished, listening}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (work, finished, listening):
+        task.cancel()
+    outcome, *_ = await asyncio.gather(work, finished, listening, return_exceptions=True)
+    for process in (carrier, engine):
+        process.terminate()
+        await process.wait()
     if len(rollouts.marks) < 2:
         raise RuntimeError("The rollouts ended too early.") from outcome
-    return 1000 * (rollouts.marks[1] - rollouts.marks[0]) / (2 * in_flight - in_flight // 2)
+    counted = 2 * in_flight - in_flight // 2
+    own_ms, client_ms = (1000 * (end - start) / counted for start, end in zip(*rollouts.marks, strict=True))
+    return {"own_ms": own_ms, "client_ms": client_ms}
 
 
 async def run_bare(rollouts: Rollouts, in_flight: int) -> None:
@@ -133,20 +190,32 @@ async def run_looped(rollouts: Rollouts, in_flight: int) -> None:
         )
 
 
-def compare_overhead(in_flight: int, rounds: int) -> Row:
-    """What the loop adds to bare tasks."""
+def compare_overhead(in_flight: int, rounds: int) -> list[Row]:
+    """What the loop adds to bare tasks, and what the agents' client costs beside it."""
 
-    def side(name: str) -> float:
+    def side(name: str) -> dict[str, float]:
         arguments = ["--side", name, "--in-flight", str(in_flight)]
-        return measure_in_child("benchmarks.loop_overhead", arguments, {})["ms_per_rollout"]
+        return measure_in_child("benchmarks.loop_overhead", arguments, {})
 
     found = alternate(
-        {"art.train": lambda: side("loop"), "bare tasks": lambda: side("bare")}, rounds, lambda ms: f"{ms:.2f} ms"
+        {"art.train": lambda: side("loop"), "bare tasks": lambda: side("bare")},
+        rounds,
+        lambda times: f"{times['own_ms']:.2f} ms, and {times['client_ms']:.2f} ms of the HTTP client",
     )
     rate = in_flight / (TURNS * WAIT_S) / 1000
-    ours, bare = (statistics.median(found[name]) * rate for name in ("art.train", "bare tasks"))
-    name = f"{in_flight:,} rollouts in flight"
-    return hold(name, ours, unit="cores", at_most=OVERHEAD_CORES, more_than=("bare asyncio tasks", bare))
+
+    def cores(name: str, part: str) -> float:
+        return rate * statistics.median(times[part] for times in found[name])
+
+    loop = hold(
+        f"the loop, {in_flight:,} rollouts in flight", cores("art.train", "own_ms"),
+        unit="cores", at_most=OVERHEAD_CORES, more_than=("bare asyncio tasks", cores("bare tasks", "own_ms")),
+    )  # fmt: skip
+    client = Row(
+        "for comparison: the agents' HTTP client", cores("art.train", "client_ms"), cores("bare tasks", "client_ms"),
+        "bare asyncio tasks", "cores", None, "", True,
+    )  # fmt: skip
+    return [loop, client]
 
 
 def main() -> None:
@@ -154,15 +223,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="500 in flight, one round")
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--in-flight", type=int, default=2000, help="rollouts at a time")
-    parser.add_argument("--side", choices=("bare", "loop"), help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=("bare", "loop", "client"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.side:
+    if options.side == "client":
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 3 * options.in_flight)), hard))
-        print(json.dumps({"ms_per_rollout": asyncio.run(measure(options.in_flight, options.side == "loop"))}))
-        return
-    in_flight, rounds = (500, 1) if options.quick else (options.in_flight, 2)
-    report([compare_overhead(in_flight, rounds)], options.json)
+        asyncio.run(carry())
+    elif options.side:
+        print(json.dumps(asyncio.run(measure(options.in_flight, options.side == "loop"))))
+    else:
+        in_flight, rounds = (500, 1) if options.quick else (options.in_flight, 2)
+        report(compare_overhead(in_flight, rounds), options.json)
 
 
 if __name__ == "__main__":
