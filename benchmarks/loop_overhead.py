@@ -29,6 +29,7 @@ from benchmarks.harness import Row, alternate, hold, measure_in_child, report
 
 TURNS, WAIT_S, GROUP_SIZE = 2, 8.0, 8
 OVERHEAD_CORES = 0.10
+ATTEMPTS = 3
 
 ENGINE = """
 import asyncio
@@ -79,7 +80,13 @@ async def carry() -> None:
     ) as http:
 
         async def call(line: bytes) -> None:
-            (await http.post("/inference/v1/generate", json=body)).raise_for_status()
+            for attempt in range(ATTEMPTS):
+                try:
+                    (await http.post("/inference/v1/generate", json=body)).raise_for_status()
+                    break
+                except httpx.TransportError:  # 2,000 connections at once: one or two break, and SDKs ask again
+                    if attempt + 1 == ATTEMPTS:
+                        raise
             sys.stdout.write(f"{line.decode().strip()} {time.process_time():.6f}\n")
             sys.stdout.flush()
 
@@ -156,7 +163,8 @@ async def measure(in_flight: int, looped: bool) -> dict[str, float]:
         task.cancel()
     outcome, *_ = await asyncio.gather(work, finished, listening, return_exceptions=True)
     for process in (carrier, engine):
-        process.terminate()
+        if process.returncode is None:
+            process.terminate()
         await process.wait()
     if len(rollouts.marks) < 2:
         raise RuntimeError("The rollouts ended too early.") from outcome

@@ -16,6 +16,14 @@ def demo(
     group_size: Annotated[int, typer.Option(min=2, help="Games against each opponent.")] = 8,
     learning_rate: Annotated[float, typer.Option(help="Learning rate of the adapter.")] = 3e-4,
     episodes: Annotated[int, typer.Option(min=1, help="Held-out games before and after.")] = 200,
+    max_staleness: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Train by art.train, with games that go on while the trainer works and may be so many policy versions old; "
+            "by default games and training take turns in the explicit loop.",
+        ),
+    ] = None,
     base_model: Annotated[
         str, typer.Option(help="A local directory or a hub id.")
     ] = "HuggingFaceTB/SmolLM2-135M-Instruct",
@@ -59,6 +67,7 @@ def demo(
         group_size=group_size,
         learning_rate=learning_rate,
         episodes=episodes,
+        max_staleness=max_staleness,
         base_model=base_model,
         engine=engine,
         backend_url=backend,

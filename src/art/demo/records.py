@@ -22,6 +22,8 @@ class RunConfig(BaseModel):
     learning_rate: float
     episodes: int
     base_model: str
+    max_staleness: int | None = None
+    """Of ``art.train``; ``None``: games and training in turns, by the explicit loop."""
     model_name: str
     """The model's name in the backend; unique, since a remote backend may serve many runs."""
 

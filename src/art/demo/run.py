@@ -15,6 +15,7 @@ import art
 from art.demo.display import Display
 from art.demo.game import Outcome, play_at_random
 from art.demo.memory import PeakMemory
+from art.demo.overlapped import read_records, train_overlapped
 from art.demo.plot import plot_run
 from art.demo.records import Evaluation, Results, RunConfig, RunDirectory, SampleGame, StepRecord
 from art.demo.rollout import play
@@ -53,6 +54,8 @@ class DemoOptions:
     episodes: int = 200
     """Held-out games of each evaluation."""
     base_model: str = BASE_MODEL
+    max_staleness: int | None = None
+    """Train by ``art.train``, on games of so many policy versions; ``None`` trains by the explicit loop."""
     engine: str = "auto"
     backend_url: str | None = None
     """``None`` starts a backend on this machine."""
@@ -74,6 +77,7 @@ async def run_demo(options: DemoOptions, display: Display) -> Results:
             learning_rate=options.learning_rate,
             episodes=options.episodes,
             base_model=options.base_model,
+            max_staleness=options.max_staleness,
             model_name=f"tic-tac-toe-{secrets.token_hex(3)}",
         )
     )
@@ -160,6 +164,10 @@ async def _train(
     records = directory.read_steps(done)
     if done:
         display.say(f"Resuming after step {done} of {options.steps}.")
+    if config.max_staleness is not None:
+        seeds = itertools.chain.from_iterable(training_seeds(config, step) for step in itertools.count(1))
+        await train_overlapped(model, seeds, config, config.max_staleness, options.steps)
+        return before, read_records(model, score_trajectories)
     display.steps_header()
     games = config.groups * config.group_size
     for step in range(done + 1, options.steps + 1):

@@ -86,3 +86,23 @@ def test_a_small_run_is_played_trained_shown_and_extended(service_url: str, tmp_
     assert results is not None
     assert [record.step for record in results.steps] == [1, 2]
     assert results.after.step == 2
+
+
+def test_the_other_form_of_the_loop_trains_it_too(service_url: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    overlapped = ("--steps", "2", "--max-staleness", "1")
+    finished = run_demo(service_url, run, *overlapped)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    assert "training from step 0 of 2" in finished.stderr
+    results = RunDirectory(run).read_results()
+    assert results is not None
+    assert [record.step for record in results.steps] == [1, 2]
+    assert [record.score.games for record in results.steps] == [4, 4]
+    assert all(record.sampled_tokens > 0 < record.train_s for record in results.steps)
+    assert (results.before.step, results.after.step) == (0, 2)
+    assert results.max_logprob_gap is not None
+    assert (run / "reward.png").exists()
+
+    refused = run_demo(service_url, run, "--steps", "3")
+    assert refused.returncode == 1
+    assert "max_staleness is 1 there, not None" in " ".join(refused.stderr.split())
