@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, SupportsFloat, cast
 
 from art.metrics import MetricsBuilder, is_builder_managed_metric
 from art.metrics_taxonomy import TrajectoryBatchSummary, build_data_metrics_from_summary
@@ -25,6 +25,27 @@ def as_groups(items: Iterable[TrajectoryGroup] | Iterable[Trajectory | BaseExcep
         return [TrajectoryGroup(cast(list[Trajectory | BaseException], found))]
     kinds = sorted({type(item).__name__ for item in found})
     raise TypeError(f"log() takes either groups or trajectories and exceptions, not a mix of {', '.join(kinds)}.")
+
+
+def check_numbers(groups: Sequence[TrajectoryGroup], given: Mapping[str, Any]) -> None:
+    """Raises TypeError: A reward or a metric is no number; the message names it."""
+    for g, group in enumerate(groups):
+        for t, trajectory in enumerate(group.trajectories):
+            where = f"group {g}, trajectory {t}"
+            as_number(trajectory.reward, f"the reward of {where}")
+            for name, value in trajectory.metrics.items():
+                as_number(value, f"the metric {name!r} of {where}")
+        for name, value in group.metrics.items():
+            as_number(value, f"the metric {name!r} of group {g}")
+    for name, value in given.items():
+        as_number(value, f"the metric {name!r}")
+
+
+def as_number(value: Any, what: str) -> float:
+    """The value as a float. Raises TypeError: It is none."""
+    if isinstance(value, SupportsFloat):
+        return float(value)
+    raise TypeError(f"{what[0].upper()}{what[1:]} is {value!r} ({type(value).__name__}); it must be a number.")
 
 
 def average_groups(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
@@ -97,4 +118,4 @@ def _mean(values: Sequence[float]) -> float:
 
 def _std(values: Sequence[float]) -> float:
     mean = _mean(values)
-    return math.sqrt(_mean([(value - mean) ** 2 for value in values]))
+    return math.hypot(*(value - mean for value in values)) / math.sqrt(len(values))

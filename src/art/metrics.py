@@ -271,6 +271,19 @@ class MetricsBuilder:
                 row[f"throughput/avg_{who}_tok_per_s"] = shared.totals.get(f"data/cum/{who}_tokens", 0.0) / seconds
         return row
 
+    @contextlib.contextmanager
+    def kept_on_failure(self) -> Generator[None]:
+        """If the block raises, what was pending before it is pending again, and totals are as before."""
+        shared = self._shared
+        totals, ids = dict(shared.totals), dict(shared.scenario_ids)
+        pending = {scope: dict(values) for scope, values in shared.pending.items()}
+        pending_ids = {scope: list(values) for scope, values in shared.pending_ids.items()}
+        try:
+            yield
+        except BaseException:
+            shared.totals, shared.scenario_ids, shared.pending, shared.pending_ids = totals, ids, pending, pending_ids
+            raise
+
     def state_dict(self) -> dict[str, Any]:
         """What continues a run in another process."""
         return {"cum_state": dict(self._shared.totals), "unique_scenario_ids": list(self._shared.scenario_ids)}

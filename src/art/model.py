@@ -24,7 +24,7 @@ from art.loggers import Logger, check_names, open_logger, wanted
 from art.metrics import MetricsBuilder
 from art.metrics_taxonomy import average_metric_samples, summarize_trajectory_groups
 from art.rollout import Rollout
-from art.state import append_line, deep_merge, held_alone, locked, read_json, write_json
+from art.state import append_line, deep_merge, held_alone, locked, read_json, replacing, write_json, writing
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import TrainConfig, TrainSFTConfig
 from art.utils.output_dirs import get_output_dir_from_model_properties, get_trajectories_split_dir
@@ -227,25 +227,37 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
             step: The policy version; ``None`` asks the backend.
 
         Raises:
-            TypeError: Groups and trajectories are mixed.
-            OSError: The files could not be written; none is half written.
+            TypeError: Groups and trajectories are mixed, or a reward or a metric is no number; the message names it.
+            OSError: The files could not be written. Nothing was counted, so that the same call may be made again.
         """
         if trajectories is None and metrics is None:
             return
         groups = None if trajectories is None else log_rows.as_groups(trajectories)
         given = dict(metrics or {})
+        log_rows.check_numbers(groups or [], given)
         if step is None:
             step = await self.get_step() if self.trainable else 0
-        row = await self._build_row(groups, split, given, step)
+        builder = self.metrics_builder("eval" if split in ("val", "test") else split)
+        last = self._last_train_log, self._last_train_step
+        try:
+            with builder.kept_on_failure(), writing(f"Logging step {step} of model {self.name!r}", self._path()):
+                row = await self._build_row(builder, groups, split, given, step)
+                self._write_row(row if row or groups is not None else None, builder, split, step)
+        except BaseException:
+            self._last_train_log, self._last_train_step = last
+            raise
         if row or groups is not None:
-            self._log_metrics(row, split, step)
+            self._report_row(row, split, step)
         await self._send_to_backend(row, split, step)
 
     async def _build_row(
-        self, groups: list[TrajectoryGroup] | None, split: str, given: dict[str, float], step: int
+        self,
+        builder: MetricsBuilder,
+        groups: list[TrajectoryGroup] | None,
+        split: str,
+        given: dict[str, float],
+        step: int,
     ) -> dict[str, float]:
-        context = "eval" if split in ("val", "test") else split
-        builder = self.metrics_builder(context)
         given = {**self._automatic_metrics(split, step, given), **given}
         row: dict[str, float] = {}
         if groups is not None:
@@ -260,9 +272,7 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
                     log_rows.sum_managed(builder, trajectory.metrics)
             row = log_rows.average_groups(groups)
         row |= log_rows.sum_managed(builder, given)
-        row |= await builder.flush()
-        self.merge_state(cast(StateType, {_STATE_KEY: builder.state_dict()}))
-        return row
+        return row | await builder.flush()
 
     def _automatic_metrics(self, split: str, step: int, given: Mapping[str, float]) -> dict[str, float]:
         """Wall time since the last training step was logged, and what the devices cost in it."""
@@ -284,13 +294,24 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
         directory = get_trajectories_split_dir(str(self._path()), split)
         write_trajectory_groups_parquet(groups, Path(directory) / f"{step:04d}.parquet")
 
-    def _log_metrics(self, metrics: Mapping[str, float], split: str, step: int) -> None:
-        row = log_rows.prefix(metrics, split)
-        stamps = {"training_step": float(step), "time/wall_clock_sec": max(0.0, time.time() - self._created)}
-        record = {**log_rows.finite(row), **stamps, "step": step, "recorded_at": datetime.now().isoformat()}
-        append_line(self._path("history.jsonl"), json.dumps(record))
+    def _write_row(self, row: Mapping[str, float] | None, builder: MetricsBuilder, split: str, step: int) -> None:
+        """Append a row to ``history.jsonl`` and keep the totals in ``state.json``: both, or neither."""
+        state = self._path("state.json")
+        with locked(state):
+            merged = deep_merge(read_json(state) or {}, {_STATE_KEY: builder.state_dict()})
+            with replacing(state) as partial:  # it takes its place, which needs no space, when the row is written
+                partial.write_text(json.dumps(merged, indent=2), encoding="utf-8")
+                if row is not None:
+                    full = {**log_rows.finite(log_rows.prefix(row, split)), **self._stamps(step)}
+                    record = {**full, "step": step, "recorded_at": datetime.now().isoformat()}
+                    append_line(self._path("history.jsonl"), json.dumps(record))
+
+    def _report_row(self, row: Mapping[str, float], split: str, step: int) -> None:
         for kind in wanted(self.report_metrics):
-            self._logger(kind).log({**row, **stamps}, step)
+            self._logger(kind).log({**log_rows.prefix(row, split), **self._stamps(step)}, step)
+
+    def _stamps(self, step: int) -> dict[str, float]:
+        return {"training_step": float(step), "time/wall_clock_sec": max(0.0, time.time() - self._created)}
 
     def update_wandb_config(self, update: dict[str, Any]) -> None:
         """Merge into the config of the model's W&B run. Values may be repeated, not changed.

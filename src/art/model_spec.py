@@ -1,14 +1,17 @@
 """From a model of the frontend to what is registered with a service."""
 
+import re
 import warnings
 from typing import Any
 
 from art.backend import AnyTrainableModel
 from art.dev.model import InternalModelConfig
 from art.dev.validate import validate_dedicated_config
-from art.wire import LoraSpec, RegisterModel
+from art.train_options import validate
+from art.wire import RegisterModel
 
 _PEFT_NAMES = {"r": "rank", "lora_alpha": "alpha", "target_modules": "target_modules", "random_state": "seed"}
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _warned: set[str] = set()
 
 
@@ -30,15 +33,31 @@ def build_registration(model: AnyTrainableModel) -> RegisterModel:
     ]
     for name in unused:
         _warn_unused(name)
-    return RegisterModel(
-        project=model.project,
-        name=model.name,
-        base_model=model.base_model,
-        lora=LoraSpec(**lora),
-        full_finetune=bool(init.get("full_finetuning")),
-        init_adapter=settings.get("init_adapter"),
-        max_sequence_length=init.get("max_seq_length"),
+    check_names(model.project, model.name)
+    return validate(
+        RegisterModel,
+        {
+            "project": model.project,
+            "name": model.name,
+            "base_model": model.base_model,
+            "lora": lora,
+            "full_finetune": bool(init.get("full_finetuning")),
+            "init_adapter": settings.get("init_adapter"),
+            "max_sequence_length": init.get("max_seq_length"),
+        },
+        f"Model {model.name!r} cannot be registered",
     )
+
+
+def check_names(project: str, name: str) -> None:
+    """Raises ValueError: The project or the name has characters that paths, URLs and versions are made of."""
+    for field, value in (("project", project), ("name", name)):
+        if not _NAME.fullmatch(value):
+            better = re.sub(r"[^A-Za-z0-9._-]+", "-", value).strip("-") or "my-model"
+            raise ValueError(
+                f"{field}={value!r}: use letters, digits, '.', '_' and '-' alone, such as {better!r}. It is part of paths, of URLs "
+                "and of the names of versions."
+            )
 
 
 def _warn_unused(name: str) -> None:

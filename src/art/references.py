@@ -12,6 +12,7 @@ from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel
 
 from art.errors import NoTrainingDataError
+from art.log_rows import as_number
 from art.metrics_taxonomy import scenario_id_of
 from art.trajectories import History, Trajectory, TrajectoryGroup
 from art.types import MessagesAndChoices
@@ -31,18 +32,26 @@ def build_train_groups(
         model was called, a group in which every rollout failed.
 
     Raises:
-        NoTrainingDataError: A reward is not finite, or sampled tokens of a trajectory cannot be found; the message names
-            the group, the trajectory, the message and the reason. Nothing was sent.
+        NoTrainingDataError: A reward is not finite, a trajectory is there twice, or its sampled tokens cannot be found; the
+            message names the group, the trajectory, the message and the reason. Nothing was sent.
+        TypeError: Something else than a group was given, or a reward or a metric is no number.
     """
     built: list[TrainGroup] = []
     left_out: list[str] = []
+    seen: dict[int | str, str] = {}
     for g, group in enumerate(groups):
+        _check_group(group, g)
         members: list[TrainTrajectory] = []
         for t, trajectory in enumerate(group.trajectories):
             where = f"group {g}, trajectory {t}"
-            if not math.isfinite(trajectory.reward):
+            if not math.isfinite(as_number(trajectory.reward, f"the reward of {where}")):
                 raise NoTrainingDataError(
                     f"The reward of {where} is {trajectory.reward}; it must be a finite number. Nothing was sent."
+                )
+            if (first := seen.setdefault(trajectory.rollout_id or id(trajectory), where)) is not where:
+                raise NoTrainingDataError(
+                    f"{where} is the same run as {first}. What a run sampled is trained once, and counts once in what the "
+                    "others are compared with: run the agent again, or leave one out. Nothing was sent."
                 )
             member = _reference(trajectory, where, allow_uncaptured)
             if member is None:
@@ -81,6 +90,15 @@ def build_examples(trajectories: Iterable[Trajectory]) -> list[Example]:
                 f"Trajectory {t} has no message of the assistant, so there is nothing to learn. Nothing was sent."
             )
     return examples
+
+
+def _check_group(group: Any, index: int) -> None:
+    if not isinstance(group, TrajectoryGroup):
+        kind = type(group).__name__
+        raise TypeError(
+            f"groups: item {index} is a {kind}, not an art.TrajectoryGroup. Trajectories are compared within a group: pass "
+            "[art.TrajectoryGroup(trajectories)]. Nothing was sent."
+        )
 
 
 def turn_of(item: Any) -> tuple[str, str | None] | None:
@@ -130,7 +148,8 @@ def _sampled_elsewhere(trajectory: Trajectory) -> Iterable[Any]:
 
 
 def _reference(trajectory: Trajectory, where: str, allow_uncaptured: bool) -> TrainTrajectory | None:
-    metrics = {name: float(value) for name, value in trajectory.metrics.items() if math.isfinite(value)}
+    metrics = {name: as_number(value, f"the metric {name!r} of {where}") for name, value in trajectory.metrics.items()}
+    metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
     keyed, turns = _captured(trajectory)
     if turns or keyed is not None:
         return TrainTrajectory(reward=trajectory.reward, rollout=keyed, turns=turns, metrics=metrics)
@@ -141,7 +160,7 @@ def _reference(trajectory: Trajectory, where: str, allow_uncaptured: bool) -> Tr
         raise NoTrainingDataError(
             f"No suitable data in {where}: " + "; ".join(reasons[:5]) + ". Append the sampled choice itself, "
             "`messages_and_choices.append(completion.choices[0])`, of a call through model.openai_client(), or capture the run "
-            "with `async with model.rollout()`. For data from elsewhere pass allow_training_without_logprobs=True: it is "
+            "with `async with model.rollout() as r` and let the agent call r.base_url with r.api_key. For data from elsewhere pass allow_training_without_logprobs=True: it is "
             "tokenised with the chat template, and the policy's own log-probabilities stand in. Nothing was sent."
         )
     return None

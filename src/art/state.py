@@ -65,6 +65,17 @@ def append_line(path: Path, line: str) -> None:
 
 
 @contextmanager
+def writing(what: str, directory: Path) -> Generator[None]:
+    """Tell what could not be written, where, and what to do, instead of a bare ``OSError``."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        message = f"{what} failed: {reason}. Free space, or get write access; then the same call works: nothing of it was counted"
+        raise OSError(error.errno, message, str(error.filename or directory)) from error
+
+
+@contextmanager
 def locked(path: Path) -> Generator[None]:
     """Hold the lock that goes with ``path`` against other processes."""
     path.parent.mkdir(parents=True, exist_ok=True)

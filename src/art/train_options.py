@@ -130,7 +130,7 @@ def build_options(learning_rate: float, options: Mapping[str, Any]) -> TrainOpti
             wire.setdefault("adam_betas", _adam_betas(value))
         elif name in _DEAD_DEFAULTS and value != _DEAD_DEFAULTS[name]:
             _warn_dead(name, value)
-    return _validate(TrainOptions, wire, "train")
+    return validate(TrainOptions, wire, "train() cannot use these options")
 
 
 def build_sft_options(config: TrainSFTConfig, options: Mapping[str, Any]) -> SftOptions:
@@ -149,15 +149,16 @@ def build_sft_options(config: TrainSFTConfig, options: Mapping[str, Any]) -> Sft
     wire = {name: value for name, value in options.items() if value is not None}
     wire["learning_rates"] = rates if isinstance(rates, list) else [rates]
     wire["batch_size"] = AUTO_BATCH_SIZE if config.batch_size == "auto" else config.batch_size
-    return _validate(SftOptions, wire, "train_sft")
+    return validate(SftOptions, wire, "train_sft() cannot use these options")
 
 
-def _validate(kind: type[Options], wire: dict[str, Any], function: str) -> Options:
+def validate(kind: type[Options], wire: dict[str, Any], complaint: str) -> Options:
+    """Raises ValueError: The complaint, and each field with what is wrong with it."""
     try:
         return kind.model_validate(wire)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ValueError(f"{function}() cannot use these options: {problems}") from error
+        raise ValueError(f"{complaint}: {problems}") from error
 
 
 def name_function(option: str, function: Any) -> str:

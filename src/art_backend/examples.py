@@ -62,7 +62,7 @@ class ExampleFinder:
                 _render, policy.renderer, conversation, f"{where}.conversations.{i}", train_on
             )
         if not rows:
-            why = "; ".join(untrainable[:3]) or "Give it a rollout id, turn ids, rows of tokens, or conversations."
+            why = "; ".join(untrainable[:3]) or _why_nothing(example)
             raise BadRequestError(f"{where}: no token to train on. {why}", param=where)
         return rows, untrainable
 
@@ -76,6 +76,15 @@ class ExampleFinder:
                 f"not {mine!r}. Give it as conversations (plain messages) instead.",
                 param=where,
             )
+
+
+def _why_nothing(example: Example) -> str:
+    if example.rollout is None:
+        return "Give it a rollout id, turn ids, rows of tokens, or conversations."
+    return (
+        f"Nothing was sampled in rollout {example.rollout}: let the agent call the rollout's own base_url with its api_key. For what "
+        "was sampled elsewhere leave out rollout_id and pass allow_training_without_logprobs=True."
+    )
 
 
 def tell_untrainable(found: Sequence[tuple[str, str]]) -> list[str]:

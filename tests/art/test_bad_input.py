@@ -56,6 +56,69 @@ async def test_options_rewards_and_models_that_cannot_be_trained(service, tmp_pa
     assert service.train_requests == [], "nothing was sent"
 
 
+async def test_what_is_no_run_of_its_own_is_refused_before_anything_is_sent(service, tmp_path, make_choice):
+    backend = art.RemoteBackend(service.url, "service-key")
+    pupil = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
+    await pupil.register(backend)
+
+    def run(reward=0.0, **fields):
+        return art.Trajectory(messages_and_choices=[make_choice()], reward=reward, **fields)
+
+    twice, wordy, odd = run(), run(), run()
+    wordy.reward, odd.metrics["turns"] = "good", "many"
+    for groups, error, expected in [
+        ([run(), run()], TypeError, "item 0 is a Trajectory, not an art.TrajectoryGroup"),
+        (
+            [art.TrajectoryGroup([run(), twice]), art.TrajectoryGroup([twice])],
+            NoTrainingDataError,
+            "group 1, trajectory 0 is the same run as group 0, trajectory 1",
+        ),
+        (
+            [art.TrajectoryGroup([run(rollout_id="r"), run(rollout_id="r")])],
+            NoTrainingDataError,
+            "trajectory 1 is the same run as",
+        ),
+        ([art.TrajectoryGroup([run(), wordy])], TypeError, r"The reward of group 0, trajectory 1 is 'good' \(str\)"),
+        ([art.TrajectoryGroup([odd])], TypeError, r"The metric 'turns' of group 0, trajectory 0 is 'many' \(str\)"),
+    ]:
+        with pytest.raises(error, match=expected):
+            await backend.train(pupil, groups)
+    assert service.train_requests == [], "nothing was sent"
+
+
+@pytest.mark.parametrize("field", ["name", "project"])
+async def test_names_that_cannot_be_part_of_a_path_are_told_with_one_that_can(service, tmp_path, field):
+    names = {"name": "m", "project": "p", field: "my agent/v2"}
+    pupil = art.TrainableModel(base_model="b", base_path=str(tmp_path), **names)
+    with art.LocalBackend(path=tmp_path / "art") as local:
+        for backend in (art.RemoteBackend(service.url, "service-key"), local):
+            with pytest.raises(ValueError, match=f"^{field}='my agent/v2': use letters, .*such as 'my-agent-v2'"):
+                await pupil.register(backend)
+    assert list((tmp_path / "art").iterdir()) == []
+
+
+async def test_settings_of_an_adapter_are_named(service, tmp_path):
+    config = {"peft_args": {"r": 0}, "init_args": {"max_seq_length": "long"}}
+    pupil = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path), _internal_config=config)
+    with pytest.raises(ValueError, match=r"^Model 'm' cannot be registered: lora\.rank: .*; max_sequence_length: "):
+        await pupil.register(art.RemoteBackend(service.url, "service-key"))
+
+
+async def test_what_is_no_number_is_named_and_nothing_is_logged(model, read_history):
+    odd = art.Trajectory()
+    odd.reward = None
+    for arguments, named in [
+        ({"metrics": {"accuracy": "high"}}, r"The metric 'accuracy' is 'high' \(str\); it must be a number"),
+        ({"trajectories": [odd]}, "The reward of group 0, trajectory 0 is None"),
+    ]:
+        with pytest.raises(TypeError, match=named):
+            await model.log(**arguments, step=1)
+    assert not model._path("history.jsonl").exists()
+    await model.log([art.Trajectory(reward=r) for r in (1e308, -1e308)], metrics={"accuracy": True}, step=1)
+    (row,) = read_history(model)
+    assert row["val/accuracy"] == 1.0
+
+
 async def test_nan_and_infinity_are_left_out_of_the_history(model, read_history):
     group = art.TrajectoryGroup([art.Trajectory(reward=float("nan"), metrics={"odd": float("inf"), "fine": 2})])
     await model.log([group], split="train", step=1)
@@ -91,6 +154,27 @@ async def test_a_full_disk_loses_nothing_and_leaves_nothing_half_written(model, 
     assert [row["train/reward"] for row in read_history(model)] == [1.0, 2.0]
     (logged,) = read_trajectory_groups_parquet(model._path("trajectories", "train", "0002.parquet"))
     assert logged.trajectories[0].logs == [noise]
+
+
+async def test_a_row_that_could_not_be_written_is_not_counted(model, read_history):
+    await model.log(metrics={"costs/train/judge": 1.0}, split="train", step=1)
+    history, state = model._path("history.jsonl"), model._path("state.json")
+    history.write_text(history.read_text() + "\n" * 60_000)
+    before = state.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, limits[1]))
+    try:
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"Logging step 2 of model 'm' failed: .*Free space.*/models/m'"):
+                await model.log(metrics={"costs/train/judge": 2.0}, split="train", step=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert state.read_bytes() == before
+    history.write_text(history.read_text().strip() + "\n")
+    await model.log(metrics={"costs/train/judge": 2.0}, split="train", step=2)
+    assert [row["costs/cum/train/judge"] for row in read_history(model)] == [1.0, 3.0]
 
 
 async def test_a_directory_that_cannot_be_written_is_named(tmp_path):

@@ -83,11 +83,13 @@ async def test_what_cannot_be_trained_is_said_and_may_be_imitated(stores, policy
 async def test_tokens_of_another_vocabulary_and_of_nobody_are_refused(stores, policy):
     finder = ExampleFinder(*stores)
     rollout, _ = capture(stores[0], policy.renderer, model="teacher")
+    silent = stores[0].create_rollout("p", "pupil").id
     for match, example in (
         ("tokens are those of p/teacher, whose base model is 'another', not 'tiny'", Example(rollout=rollout)),
         ("No rollout 'r_gone'", Example(rollout="r_gone")),
         ("No captured turn 't_gone'", Example(turns=["t_gone"])),
         ("no token to train on. Give it", Example()),
+        (f"Nothing was sampled in rollout {silent}: let the agent call", Example(rollout=silent)),
     ):
         with pytest.raises(BadRequestError, match=match) as caught:
             await finder.find_rows_to_imitate(policy, example, "examples.3", "assistant")

@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from art.wire import TokenRow, TrainOptions
-from art_backend.errors import BadRequestError, BusyError, EngineFailedError, NotFoundError, TrainerFailedError
+from art_backend.errors import (
+    BadRequestError,
+    BusyError,
+    EngineFailedError,
+    NotFoundError,
+    StorageFailedError,
+    TrainerFailedError,
+)
 from art_backend.inference.client import EngineError, EngineUnreachableError
 from art_backend.inference.process import EngineSettings
 from art_backend.orchestrator import StepRunner
@@ -305,6 +312,7 @@ async def test_an_adapter_that_is_not_listed_is_refused():
     [
         (ProcessDiedError("The trainer (process 7) was ended by signal SIGKILL."), TrainerFailedError),
         (BadRequestError("groups.0: bad row"), BadRequestError),
+        (StorageFailedError("Saving the checkpoint of step 1 failed: no space left."), StorageFailedError),
     ],
 )
 async def test_a_failed_trainer_leaves_the_old_version_served_and_the_next_step_works(error, expected):
@@ -314,6 +322,7 @@ async def test_a_failed_trainer_leaves_the_old_version_served_and_the_next_step_
         await world.step()
     assert world.calls[-2:] == ["wake_up(weights+kv_cache) [held]", "resume [held]"]
     assert not world.host.gate.is_closed
+    assert world.policy.step == 0
     world.trainer.error = None
     assert (await world.step()).step == 1
 

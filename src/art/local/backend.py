@@ -16,6 +16,7 @@ from art.backend import AnyModel, AnyTrainableModel
 from art.control import ControlClient
 from art.errors import BackendError, NotFoundError
 from art.local.service import ServiceProcess
+from art.model_spec import check_names
 from art.remote import RemoteBackend
 from art.state import write_json
 from art.utils.get_model_step import get_model_step
@@ -81,6 +82,8 @@ class LocalBackend(RemoteBackend):
         self._service.stop()
 
     async def register(self, model: AnyModel) -> None:
+        if model.trainable:
+            check_names(model.project, model.name)
         model.base_path = str(self._path)
         directory = Path(get_output_dir_from_model_properties(model.project, model.name, str(self._path)))
         record = {**model.safe_model_dump(), "inference_api_key": None}

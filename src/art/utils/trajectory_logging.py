@@ -1,4 +1,8 @@
-"""Trajectories on disk: one Parquet file per step and split, one row per trajectory."""
+"""Trajectories on disk: one Parquet file per step and split, one row per trajectory.
+
+Parquet holds Unicode alone. Half of a surrogate pair, as broken JSON escapes leave it in a string, is stored as its escape, such as
+``\\ud83d``.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -38,7 +42,7 @@ def write_trajectory_groups_parquet(groups: Iterable[TrajectoryGroup], path: str
     >>> write_trajectory_groups_parquet([art.TrajectoryGroup([art.Trajectory(reward=1.0)])], "groups.parquet")
     """
     pa, pq = _arrow()
-    rows = [row for index, group in enumerate(groups) for row in _group_rows(index, group)]
+    rows = [_as_unicode(row) for index, group in enumerate(groups) for row in _group_rows(index, group)]
     table = pa.Table.from_pylist(rows, schema=schema())
     with replacing(Path(path)) as partial:
         pq.write_table(table, partial, compression="zstd")
@@ -127,6 +131,17 @@ def _group_rows(index: int, group: TrajectoryGroup) -> list[dict[str, Any]]:
             else []
         )
     return [{**shared, **_trajectory_row(trajectory)} for trajectory in group.trajectories]
+
+
+def _as_unicode(value: Any) -> Any:
+    """The same value; in its strings, lone surrogates are escaped."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _as_unicode(one) for key, one in cast(dict[str, Any], value).items()}
+    if isinstance(value, list):
+        return [_as_unicode(one) for one in cast(list[Any], value)]
+    return value
 
 
 def _trajectory_row(trajectory: Trajectory) -> dict[str, Any]:

@@ -17,6 +17,9 @@ AdvantageFunction = Callable[[Rewards, bool], Advantages]
 STD_EPSILON = 1e-6
 """Added to a standard deviation before dividing by it."""
 
+LARGE = 1e100
+"""Rewards beyond this are measured in units of the largest, since their squares would be beyond float64."""
+
 EQUAL_WITHIN = 1e-12
 """Rewards that differ by no more than this are equal; rounding must not make a signal out of nothing."""
 
@@ -32,8 +35,11 @@ def group_relative(rewards: Rewards, scale: bool) -> Advantages:
     def of_group(r: NDArray[np.float64]) -> NDArray[np.float64]:
         if not has_signal(r):
             return np.zeros_like(r)
-        centred = r - r.mean()
-        return centred / (r.std() + STD_EPSILON) if scale else centred
+        largest = float(np.abs(r).max())
+        unit = largest if largest > LARGE else 1.0
+        small = r / unit
+        centred = small - small.mean()
+        return centred / (small.std() + STD_EPSILON / unit) if scale else centred * unit
 
     return [of_group(r) for r in rewards]
 

@@ -187,3 +187,22 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
         write_trajectory_groups_parquet([], path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_half_a_surrogate_pair_is_stored_as_its_escape(tmp_path):
+    half = json.loads('"smile \\ud83d!"')
+    trajectory = art.Trajectory(
+        messages_and_choices=[{"role": "user", "content": half}],
+        additional_histories=[History(messages_and_choices=[{"role": "user", "content": [{"text": half}]}])],
+        metadata={half: [half]},
+        logs=[half, "whole 😀"],
+    )
+    path = tmp_path / "0001.parquet"
+    write_trajectory_groups_parquet([art.TrajectoryGroup([trajectory], metadata={"seen": half})], path)
+    (group,) = read_trajectory_groups_parquet(path)
+    (read,) = group.trajectories
+    shown = "smile \\ud83d!"
+    assert read.messages()[0]["content"] == shown
+    assert read.logs == [shown, "whole 😀"]
+    # what is stored as JSON comes back as it was
+    assert (read.metadata, group.metadata) == ({half: [half]}, {"seen": half})

@@ -57,3 +57,14 @@ def test_group_relative_is_centred_finite_and_keeps_the_order(values):
     if has_signal(np.array(values)):
         order = np.argsort(values, kind="stable")
         assert (np.diff(a[order]) >= 0).all()
+
+
+@pytest.mark.parametrize("function", [group_relative, mean_centred, leave_one_out, batch_normalised])
+def test_rewards_at_the_end_of_the_number_range_are_told_apart(function):
+    """Their squares, and their difference, are beyond float64."""
+    with np.errstate(over="ignore"):
+        low, middle, high = function(rewards([-1e308, 0.0, 1e308]), True)[0]
+    assert low < middle == 0 < high
+    assert np.isfinite([low, high]).all()
+    if function in (group_relative, batch_normalised):
+        assert high == pytest.approx(np.sqrt(3 / 2))
