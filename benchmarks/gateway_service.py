@@ -12,7 +12,7 @@ from pathlib import Path
 
 import uvloop
 
-from art_backend.__main__ import serve_until_stopped
+from art_backend.command import serve_until_stopped
 from art_backend.inference.process import EngineProcess, EngineSettings, Launch
 from art_backend.settings import Settings
 

@@ -4,7 +4,7 @@ import math
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -31,7 +31,9 @@ def demo(
         Path | None, typer.Option(help="Directory of the run; the same one resumes it. [default: .art/demo/seed-SEED]")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Set an earlier run in that directory aside.")] = False,
-    engine: Annotated[str, typer.Option(help="Inference engine of the local backend: auto, torch, vllm.")] = "auto",
+    engine: Annotated[
+        Literal["auto", "torch", "vllm"], typer.Option(help="Inference engine of the local backend.")
+    ] = "auto",
     backend: Annotated[
         str | None, typer.Option(metavar="URL", help="Use the backend at this address instead of a local one.")
     ] = None,
@@ -51,7 +53,7 @@ def demo(
     from art.demo.display import Display, error_line
     from art.demo.records import RunDirectory
     from art.demo.run import INTERRUPTED, DemoOptions, run_demo
-    from art.errors import ARTError
+    from art.errors import ARTError, BadRequestError, ModelNotAvailableError
 
     if not 0 < learning_rate < math.inf:
         raise typer.BadParameter("it must be a finite number above 0.", param_hint="--learning-rate")
@@ -81,6 +83,9 @@ def demo(
         display.say()
         display.say(f"Stopped. What was done is in {directory}. To go on:\n  {_same_command()}")
         raise typer.Exit(INTERRUPTED) from None
+    except (BadRequestError, ModelNotAvailableError) as error:  # the same command would end in the same way
+        error_line(str(error))
+        raise typer.Exit(1) from None
     except (ARTError, APIError, OSError) as error:
         error_line(str(error))
         display.say(f"What was done is in {directory}. To go on:\n  {_same_command()}")

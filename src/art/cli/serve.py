@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -18,7 +18,8 @@ def serve(
         str, typer.Option(envvar="ART_API_KEY", show_default=False, help="Key of the service; a random one by default.")
     ] = "",
     engine: Annotated[
-        str, typer.Option(help="Inference engine: auto (vLLM where it and a CUDA device are found), torch, vllm.")
+        Literal["auto", "torch", "vllm"],
+        typer.Option(help="Inference engine; auto is vLLM where it and a CUDA device are found, else torch."),
     ] = "auto",
     vllm_python: Annotated[
         str | None,
@@ -45,7 +46,11 @@ def serve(
     ] = "auto",
     user_code: Annotated[
         Path | None,
-        typer.Option(help="Directory whose Python modules may define advantages and losses, run for who has the key."),
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Directory whose Python modules may define advantages and losses, run for who has the key.",
+        ),
     ] = None,
 ) -> None:
     """Serve models and train them, for programs on this machine or others.

@@ -20,7 +20,7 @@ from art.demo.plot import plot_run
 from art.demo.records import Evaluation, Results, RunConfig, RunDirectory, SampleGame, StepRecord
 from art.demo.rollout import play
 from art.demo.statistics import Score, score_games, score_of
-from art.errors import ARTError, MissingExtraError
+from art.errors import ARTError, MissingExtraError, ModelNotAvailableError
 
 BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PROJECT = "demo"
@@ -283,7 +283,7 @@ def prepare_base_model(name: str) -> None:
     if finished.returncode == INTERRUPTED:
         raise KeyboardInterrupt
     if finished.returncode != 0:
-        raise ARTError(f"The base model {name} is not available; the reason stands above.", 422)
+        raise ModelNotAvailableError(f"The base model {name} is not available; the reason stands above.", 422)
 
 
 def show_results(results: Results, directory: RunDirectory, options: DemoOptions, display: Display) -> None:

@@ -1,6 +1,7 @@
 """The service as a child of this process: started, watched, and ended by id."""
 
 import atexit
+import fcntl
 import json
 import os
 import secrets
@@ -75,6 +76,18 @@ class ServiceProcess:
             if failure:
                 raise failure[0]
             _running.add(self)
+
+    def other_holder(self) -> str | None:
+        """The process whose service uses the directory, if that is not this one's; ``"unknown"`` where it left no id."""
+        lock, holder = self.path / "service.lock", self.path / "service.pid"
+        if self._process is not None or not lock.exists():
+            return None
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return holder.read_text() if holder.exists() else "unknown"
+        return None
 
     def read_ready(self) -> str | None:
         """The service's URL once it listens, else ``None``."""

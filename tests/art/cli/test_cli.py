@@ -64,6 +64,9 @@ def test_the_version_is_the_package_s() -> None:
         (["demo", "--learning-rate", "0"], "--learning-rate"),
         (["demo", "--backend", "localhost:8000"], "--backend"),
         (["serve", "--port", "70000"], "--port"),
+        (["serve", "--engine", "foo"], "'foo' is not one of"),
+        (["serve", "--user-code", "/no/such/directory"], "--user-code"),
+        (["demo", "--engine", "foo"], "'foo' is not one of"),
         (["preflight", "agent", "--scenarios", "agent:s"], "write MODULE:NAME"),
         (["preflight", "no_such_agent:run", "--scenarios", "agent:s"], "no_such_agent"),
         (["demo", "--no-such-option"], "--no-such-option"),
@@ -73,6 +76,7 @@ def test_a_bad_option_is_named(arguments: list[str], named: str) -> None:
     finished = art(*arguments)
     assert finished.returncode == 2
     assert named in finished.stderr
+    assert f"Usage: art {arguments[0]}" in finished.stderr
     assert "Traceback" not in finished.stderr
 
 
@@ -80,6 +84,7 @@ def test_a_model_that_does_not_exist_ends_the_demo_with_the_reason(tmp_path: Pat
     finished = art("demo", "--base-model", "/no/such/model", "--output", str(tmp_path / "run"))
     assert finished.returncode == 1
     assert "/no/such/model does not exist" in finished.stderr
+    assert "art demo --base-model" not in finished.stdout, "the same command would fail in the same way"
     assert "Traceback" not in finished.stderr + finished.stdout
 
 

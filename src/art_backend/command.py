@@ -1,0 +1,275 @@
+"""The commands of ``python -m art_backend``: ``serve`` starts the service, ``export`` writes a model as a folder."""
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated, Literal, cast, get_args
+
+import typer
+import uvicorn
+import uvloop
+from filelock import FileLock, Timeout
+
+from art_backend.app import build_app
+from art_backend.errors import ConflictError, ServiceError
+from art_backend.gateway.limits import MAX_CALLS, MAX_QUEUE
+from art_backend.inference.router import StartEngine
+from art_backend.placement import Placement, PlacementKind, parse_device_list
+from art_backend.service import Service
+from art_backend.settings import EngineKind, Settings
+
+KEEP_ALIVE_S = 120
+"""Clients drop idle connections after 4 to 15 s. The service keeps them longer, or a call may meet a closing one."""
+
+CLAIM_WAIT_S = 8.0
+"""A service that is ending takes seconds to end its children."""
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+_log = logging.getLogger(__name__)
+
+cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@cli.callback()
+def main() -> None:
+    """The ART backend: inference and training behind one HTTP port."""
+
+
+@cli.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on. Others than loopback need a key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    path: Annotated[Path, typer.Option(help="Directory of database, checkpoints and logs.")] = Path(".art"),
+    api_key: Annotated[
+        str, typer.Option(envvar="ART_API_KEY", help="The service's key; a random one by default.")
+    ] = "",
+    engine: Annotated[
+        str, typer.Option(help="Inference engine: auto (vLLM where it and a CUDA device are found), torch, vllm.")
+    ] = "auto",
+    vllm_python: Annotated[
+        str | None, typer.Option(envvar="ART_VLLM_PYTHON", help="Python of the environment that has vLLM.")
+    ] = None,
+    engine_argument: Annotated[
+        list[str] | None, typer.Option(help="An argument for vLLM, such as --max-loras=4; may be repeated.")
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Engines of each base model; one per engine device by default.")
+    ] = None,
+    engine_devices: Annotated[
+        str | None, typer.Option(metavar="0,1", help="CUDA devices of the engines, divided among the replicas.")
+    ] = None,
+    trainer_devices: Annotated[
+        str | None, typer.Option(metavar="2", help="CUDA devices that the trainer sees.")
+    ] = None,
+    placement: Annotated[
+        str,
+        typer.Option(
+            help="Engine and trainer: colocated (in turns), dedicated (at the same time), or auto: dedicated on devices of their own."
+        ),
+    ] = "auto",
+    max_sequence_length: Annotated[int, typer.Option(min=16, help="Longest prompt plus completion, in tokens.")] = 4096,
+    max_concurrent_sequences: Annotated[int, typer.Option(min=1, help="Completions sampled at the same time.")] = 64,
+    max_project_calls: Annotated[
+        int, typer.Option(min=1, help="Model calls of one project answered at the same time; more wait.")
+    ] = MAX_CALLS,
+    max_project_queue: Annotated[
+        int, typer.Option(min=0, help="Model calls of one project that may wait; more are told to come back.")
+    ] = MAX_QUEUE,
+    capture_retention_days: Annotated[
+        float, typer.Option(min=0, help="Days after their last call for which captured rollouts are kept.")
+    ] = 30.0,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; one per core by default.")] = None,
+    cache: Annotated[Path | None, typer.Option(envvar="ART_CACHE", help="Where prepared base models are kept.")] = None,
+    user_code: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Directory whose Python modules may define advantages and losses. Who has the service's key can run them.",
+        ),
+    ] = None,
+    ready_file: Annotated[
+        Path | None, typer.Option(help="File to write url, api_key and pid to once listening.")
+    ] = None,
+    watch_stdin: Annotated[bool, typer.Option("--watch-stdin", help="Stop when standard input closes.")] = False,
+) -> None:
+    """Serve models and train them until interrupted."""
+    if engine not in get_args(EngineKind):
+        raise typer.BadParameter(
+            f"{engine!r} is not an engine. Engines: {', '.join(get_args(EngineKind))}.", param_hint="--engine"
+        )
+    if placement not in get_args(PlacementKind):
+        raise typer.BadParameter(
+            f"{placement!r} is none. Placements: {', '.join(get_args(PlacementKind))}.", param_hint="--placement"
+        )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        settings = Settings(
+            path=path.resolve(),
+            host=host,
+            port=port,
+            api_key=api_key,
+            engine=cast(EngineKind, engine),
+            vllm_python=vllm_python,
+            engine_arguments=tuple(engine_argument or ()),
+            max_sequence_length=max_sequence_length,
+            max_concurrent_sequences=max_concurrent_sequences,
+            max_project_calls=max_project_calls,
+            max_project_queue=max_project_queue,
+            capture_retention_days=capture_retention_days,
+            threads=threads,
+            cache=cache,
+            user_code=None if user_code is None else user_code.resolve(),
+            placement=Placement(
+                cast(PlacementKind, placement),
+                engine_devices=parse_device_list(engine_devices) if engine_devices else (),
+                trainer_devices=parse_device_list(trainer_devices) if trainer_devices else (),
+                replicas=replicas,
+            ),
+            ready_file=ready_file,
+        )
+        uvloop.run(serve_until_stopped(settings, watch_stdin=watch_stdin))
+    except KeyboardInterrupt:  # before the server listens; later, it ends in its own way
+        sys.exit(INTERRUPTED)
+    except ServiceError as error:
+        sys.exit(f"art: {error.message}")
+    except OSError as error:
+        sys.exit(f"art: {error.strerror}: {error.filename or f'{host}:{port}'}")
+
+
+@cli.command()
+def export(
+    model: Annotated[str, typer.Argument(help="The model's name, with or without its project.")],
+    target: Annotated[Path, typer.Argument(help="New folder to write.")],
+    path: Annotated[Path, typer.Option(help="Directory of the service that trained it.")] = Path(".art"),
+    step: Annotated[int | None, typer.Option(min=0, help="Version; the latest by default.")] = None,
+    merged: Annotated[bool, typer.Option("--merged", help="Add the adapter to its base model's weights.")] = False,
+    dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="Type of merged weights.")
+    ] = "auto",
+    cache: Annotated[Path | None, typer.Option(envvar="ART_CACHE", help="Where prepared base models are kept.")] = None,
+) -> None:
+    """Write a trained model as a Hugging Face folder, tokenizer included."""
+    from art_backend.export import export_model  # loads torch, which the service does without
+
+    try:
+        done = export_model(
+            Settings(path=path.resolve(), cache=cache), model, target.absolute(), step=step, merged=merged, dtype=dtype
+        )
+    except ServiceError as error:
+        sys.exit(f"art: {error.message}")
+    kind = "model" if done.merged else f"adapter of {done.base_model}"
+    print(f"Version {done.step} of {done.project}/{done.name}, as a {kind}:\n  {done.directory}")
+    print(f'Load it: transformers.AutoModelForCausalLM.from_pretrained("{done.directory}")', flush=True)
+
+
+def claim_directory(path: Path, wait_s: float = CLAIM_WAIT_S) -> FileLock:
+    """Make this process the only service of a directory; the system lets go of it when the process ends.
+
+    Args:
+        wait_s: How long a service that is just ending may take.
+
+    Raises:
+        ConflictError: Another service uses the directory.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path / "service.lock")
+    holder = path / "service.pid"
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        pid = holder.read_text() if holder.exists() else "unknown"
+        _log.warning("The ART service of process %s uses %s; waiting up to %g s for its end", pid, path, wait_s)
+        try:
+            lock.acquire(timeout=wait_s)
+        except Timeout:
+            raise ConflictError(
+                f"Another ART service (process {pid}) uses {path}. Stop it, connect to it with RemoteBackend, or choose "
+                "another directory."
+            ) from None
+    holder.write_text(str(os.getpid()))
+    return lock
+
+
+async def serve_until_stopped(
+    settings: Settings, *, watch_stdin: bool, start_engine: StartEngine | None = None
+) -> None:
+    """Claim the directory, listen, serve; return when told to stop."""
+    lock = claim_directory(settings.path)
+    try:
+        await _run(settings, start_engine, watch_stdin=watch_stdin)
+    finally:
+        lock.release()
+
+
+async def _run(settings: Settings, start_engine: StartEngine | None, *, watch_stdin: bool) -> None:
+    listener = _listen(settings.host, settings.port)
+    service = Service(settings, start_engine)
+    await service.restore()
+    url = f"http://{_bracket(settings.host)}:{listener.getsockname()[1]}"
+    app = build_app(service, on_start=lambda: _announce(settings, url))
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        http="httptools",
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=5,
+    )
+    server = uvicorn.Server(config)
+    if watch_stdin:
+        await _stop_at_end_of_stdin(server)
+    await server.serve(sockets=[listener])
+
+
+async def _stop_at_end_of_stdin(server: uvicorn.Server) -> None:
+    """Stop the server when standard input closes: the parent that held the other end has gone."""
+
+    class Watch(asyncio.Protocol):
+        def connection_lost(self, exc: Exception | None) -> None:
+            server.should_exit = True
+
+    await asyncio.get_running_loop().connect_read_pipe(Watch, sys.stdin)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind before anything else starts, so that a port in use is told at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        sys.exit(f"art: cannot listen on {host}:{port}: {error.strerror}. Choose another --port, or 0 for a free one.")
+    return listener
+
+
+def _announce(settings: Settings, url: str) -> None:
+    # Cycles are rare here, and what was imported stays: looking for garbage as often as by default takes a third of a call.
+    gc.set_threshold(50_000)
+    gc.freeze()
+    if settings.ready_file is not None:
+        content = json.dumps({"url": url, "api_key": settings.api_key, "pid": os.getpid()})
+        partial = settings.ready_file.with_suffix(".partial")
+        partial.touch(mode=0o600)
+        partial.write_text(content)
+        partial.replace(settings.ready_file)
+        return
+    print(f"ART is listening on {url}")
+    print(f"  API key: {settings.api_key}" if settings.generated_key else "  API key: as given")
+    print(f"  data:    {settings.path}")
+    print("Stop with Ctrl-C.", flush=True)
+
+
+def _bracket(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
