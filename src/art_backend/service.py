@@ -123,7 +123,8 @@ class Service:
                 await policy.withdraw()
             self.captures.delete_model(project, name)
             self.runs.delete_model(project, name)
-            await asyncio.to_thread(shutil.rmtree, self.settings.model_dir(project, name))
+            if (directory := self.settings.model_dir(project, name)).exists():  # not before the first step
+                await asyncio.to_thread(shutil.rmtree, directory)
         return deleted
 
     def describe(self, project: str, name: str) -> ModelInfo:

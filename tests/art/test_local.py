@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 import art
-from art.errors import BackendDiedError, MissingExtraError, NotFoundError
+from art.errors import BackendDiedError, ConflictError, MissingExtraError, NotFoundError
 from art.local import service as local_service
 from art.utils.trajectory_logging import read_trajectory_groups_parquet
 
@@ -40,11 +40,18 @@ server.serve_forever()
 """
 
 
-async def test_life_and_death_of_the_service(tmp_path):
+async def test_life_and_death_of_the_service(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("art.local.backend.DIRECTORY_WAIT_S", 0.5)
     async with art.LocalBackend(path=tmp_path) as backend:
         assert backend._service.pid is None  # nothing runs before it is needed
         assert (await backend.get_health()).status == "ok"
         first, url = backend._service.pid, backend._service.url
+        async with art.LocalBackend(path=tmp_path) as second:
+            with pytest.raises(ConflictError, match=rf"Another ART service \(process {first}\) uses {tmp_path}"):
+                await second.get_health()
+            assert second._service.pid is None, "nothing was started"
+        told = f"The ART service of process {first} uses {tmp_path}; waiting up to 0.5 s for its end."
+        assert told in capsys.readouterr().err
         os.kill(first, signal.SIGKILL)
         with pytest.raises(BackendDiedError, match=rf"process {first}\) was ended by SIGKILL"):
             await backend.get_health()

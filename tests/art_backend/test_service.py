@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from art.wire import RegisterModel, TokenRow, TrainGroup, TrainRequest, TrainTrajectory
+from art.wire import TERMINAL_STATES, RegisterModel, TokenRow, TrainGroup, TrainRequest, TrainTrajectory
 from art_backend import service as service_module
 from art_backend.devices import Device
-from art_backend.errors import BadRequestError, NotFoundError
+from art_backend.errors import BadRequestError, ConflictError, NotFoundError
 from art_backend.inference.process import EngineProcess, EngineSettings
 from art_backend.process import ProcessDiedError
 from art_backend.service import Service
@@ -53,6 +53,27 @@ async def test_a_step_that_the_device_cannot_hold_is_refused_before_it_begins(tm
     with pytest.raises(BadRequestError, match=r"does not fit into 1\.0 GB"):
         await service.train(TrainRequest(project="p", model="m", groups=groups, idempotency_key="a" * 8))
     assert service.runs.unfinished_jobs() == []
+    await service.close()
+
+
+async def test_a_model_is_not_deleted_while_it_is_trained(tmp_path, tiny_model_path):
+    service = Service(Settings(path=tmp_path, api_key="k", engine="torch"), _no_engine)
+    for name in ("busy", "idle"):
+        await service.register(RegisterModel(project="p", name=name, base_model=str(tiny_model_path)))
+    row = TokenRow(token_ids=[5, 6], sampled=[False, True], logprobs=[0, -1], policy_versions=[-1, 0], temperature=1)
+    groups = [TrainGroup(trajectories=[TrainTrajectory(reward=r, rows=[row]) for r in (0, 1)])]
+    async with service._device:  # the step waits for its turn
+        job = await service.train(TrainRequest(project="p", model="busy", groups=groups, idempotency_key="a" * 8))
+        with pytest.raises(ConflictError, match="Model 'busy' is being trained; delete it when the step is done"):
+            await service.delete_model("p", "busy")
+        assert service.describe("p", "busy").name == "busy"
+        assert (await service.delete_model("p", "idle")).name == "idle"
+    async with asyncio.timeout(10):
+        while service.runs.job(job.id).state not in TERMINAL_STATES:  # there is no engine: it fails
+            await asyncio.sleep(0.02)
+    assert (await service.delete_model("p", "busy")).name == "busy"
+    with pytest.raises(NotFoundError):
+        service.describe("p", "busy")
     await service.close()
 
 

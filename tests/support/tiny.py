@@ -1,10 +1,10 @@
-"""A tiny random model with a byte-level ChatML tokenizer, made in a moment and without a download."""
+"""Tiny random models, and a byte-level ChatML tokenizer, made in a moment and without a download."""
 
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedTokenizerFast
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -33,7 +33,6 @@ def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
 def build_tiny_model(path: Path, *, seed: int = 0) -> Path:
     """Save a random two-layer Llama and its tokenizer as a Hugging Face directory; return the directory."""
     tokenizer = build_tiny_tokenizer()
-    torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=64,
@@ -48,6 +47,28 @@ def build_tiny_model(path: Path, *, seed: int = 0) -> Path:
         tie_word_embeddings=True,
         initializer_range=0.1,
     )
-    LlamaForCausalLM(config).save_pretrained(path)
-    tokenizer.save_pretrained(path)
+    return save_random_model(path, config, tokenizer, seed=seed)
+
+
+def save_random_model(
+    path: Path,
+    config: PretrainedConfig,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    *,
+    seed: int,
+    rough: bool = False,
+) -> Path:
+    """Save a model of this shape with random float32 weights as a Hugging Face directory; return the directory.
+
+    Args:
+        rough: Biases and norms are random too. They begin as zeros and ones, which would hide a missing one.
+    """
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, parameter in model.named_parameters():
+        if rough and name.endswith(("bias", "norm.weight")):
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    model.save_pretrained(path)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(path)
     return path

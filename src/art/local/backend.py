@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from art.backend import AnyModel, AnyTrainableModel
 from art.control import ControlClient
-from art.errors import BackendError, NotFoundError
+from art.errors import BackendError, ConflictError, NotFoundError
 from art.local.service import ServiceProcess
 from art.model_spec import check_names
 from art.remote import RemoteBackend
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = float(os.environ.get("ART_SERVER_TIMEOUT", "1800"))
 """Cap on the service's start; its death is noticed at once in any case."""
+DIRECTORY_WAIT_S = 8.0
+"""How long a service that is just ending may keep its directory."""
 _PRICE_PER_GPU_HOUR = {"H200": 3.0}
 
 
@@ -159,11 +161,31 @@ class LocalBackend(RemoteBackend):
             if not self._death_was_told:  # it is told once; the next call starts the service again
                 raise death
         if self._client is None:
+            await self._wait_for_directory()
             self._service.start()
             url = await self._wait_until_ready()
             self._death_was_told = False
             self._client = ControlClient(url, self._service.api_key, reconnect_s=30.0, watch=self._watch)
         return await super()._control()
+
+    async def _wait_for_directory(self) -> None:
+        """Wait a little for another service of the same directory, such as one that is just ending; say so at once.
+
+        Raises:
+            ConflictError: It does not end.
+        """
+        if (pid := self._service.other_holder()) is None:
+            return
+        _tell(f"The ART service of process {pid} uses {self._path}; waiting up to {DIRECTORY_WAIT_S:g} s for its end.")
+        deadline = time.monotonic() + DIRECTORY_WAIT_S
+        while (pid := self._service.other_holder()) is not None:
+            if time.monotonic() > deadline:
+                raise ConflictError(
+                    f"Another ART service (process {pid}) uses {self._path}. Close that backend, use the same one in both places, "
+                    "connect to it with RemoteBackend, or choose another path.",
+                    409,
+                )
+            await asyncio.sleep(0.1)
 
     def _watch(self) -> BackendError | None:
         death = self._service.death()
@@ -184,6 +206,10 @@ class LocalBackend(RemoteBackend):
             f"(ART_SERVER_TIMEOUT). The end of its log, {self._service.log_path}:\n{self._service.log_tail()}",
             504,
         )
+
+
+def _tell(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
 
 
 def _program_directory() -> Path:

@@ -10,6 +10,7 @@ import pytest_asyncio
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from tests.support.tiny import save_random_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
@@ -81,14 +82,8 @@ def tiny_model(tmp_path_factory):
 
     def make(family):
         if family not in made:
-            torch.manual_seed(len(made) + 1)
-            model = AutoModelForCausalLM.from_config(CONFIGS[family], dtype=torch.float32)
-            for name, parameter in model.named_parameters():
-                if name.endswith(("bias", "norm.weight")):  # zero and one otherwise, which would hide a missing one
-                    torch.nn.init.uniform_(parameter, 0.5, 1.5)
-            made[family] = tmp_path_factory.mktemp(family)
-            model.save_pretrained(made[family])
-            _tokenizer().save_pretrained(made[family])
+            path, seed = tmp_path_factory.mktemp(family), len(made) + 1
+            made[family] = save_random_model(path, CONFIGS[family], _tokenizer(), seed=seed, rough=True)
         return made[family]
 
     return make

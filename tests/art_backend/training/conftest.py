@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tests.support.tiny import save_random_model
+from transformers import LlamaConfig
 
 from art.wire import LoraSpec, TokenRow
 from art_backend.training.types import ModelSetup, ScoredTrajectory
@@ -22,7 +23,6 @@ def one_thread():
 @pytest.fixture(scope="session")
 def base_path(tmp_path_factory):
     """A random Llama in float32, with grouped-query attention and tied embeddings. Its logits are far from flat."""
-    torch.manual_seed(7)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
@@ -34,9 +34,7 @@ def base_path(tmp_path_factory):
         tie_word_embeddings=True,
         initializer_range=0.2,
     )
-    path = tmp_path_factory.mktemp("models") / "tiny"
-    LlamaForCausalLM(config).save_pretrained(path)
-    return path
+    return save_random_model(tmp_path_factory.mktemp("models") / "tiny", config, seed=7)
 
 
 @pytest.fixture
