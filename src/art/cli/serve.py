@@ -39,7 +39,7 @@ def serve(
         str | None, typer.Option(metavar="2", help="CUDA devices that the trainer sees.")
     ] = None,
     placement: Annotated[
-        str,
+        Literal["auto", "colocated", "dedicated"],
         typer.Option(
             help="Engine and trainer: colocated (in turns), dedicated (at the same time); auto: dedicated on devices of their own."
         ),
