@@ -32,13 +32,13 @@ OVERHEAD_CORES = 0.10
 ATTEMPTS = 3
 
 ENGINE = """
-import asyncio
+import asyncio, sys
 from tests.support.scripted_engine import ScriptedEngine
 
 async def serve():
     async with ScriptedEngine(lambda text: []) as engine:
         print(engine.url, flush=True)
-        await asyncio.Event().wait()
+        await asyncio.to_thread(sys.stdin.read)  # ends with the process that started it
 
 asyncio.run(serve())
 """
@@ -146,7 +146,9 @@ class Rollouts:
 
 async def measure(in_flight: int, looped: bool) -> dict[str, float]:
     """Milliseconds of processor time per rollout, of this process and of the HTTP client."""
-    engine = await asyncio.create_subprocess_exec(sys.executable, "-c", ENGINE, stdout=asyncio.subprocess.PIPE)
+    engine = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", ENGINE, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
     carrier = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.loop_overhead", "--side", "client", "--in-flight", str(in_flight),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import inspect
 import time
 import traceback as tracebacks
 from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Iterator, Mapping
@@ -309,7 +310,12 @@ class PendingGroup:
     async def _gather(self) -> TrajectoryGroup:
         self._started = True
         tasks = [asyncio.ensure_future(self._run(item)) for item in self._items]
-        members = await gather_or_cancel(tasks)
+        try:
+            members = await gather_or_cancel(tasks)
+        finally:
+            for item in self._items:  # of a member whose task was cancelled before its first step
+                if asyncio.iscoroutine(item) and inspect.getcoroutinestate(item) == inspect.CORO_CREATED:
+                    item.close()
         return self._kind(members, **self._parts)
 
     async def _run(self, item: Any) -> Trajectory | BaseException:

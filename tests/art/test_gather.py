@@ -1,4 +1,6 @@
 import asyncio
+import gc
+import inspect
 
 import httpx
 import openai
@@ -229,3 +231,18 @@ async def test_other_failed_calls_are_failures_of_the_rollout(error):
         [art.TrajectoryGroup([rollout(error=error), rollout()])], max_exceptions=1
     )
     assert (len(group), len(group.exceptions)) == (1, 1)
+
+
+async def test_members_that_a_cancelled_group_did_not_begin_are_closed(recwarn):
+    async def member():
+        return art.Trajectory(reward=0.0)
+
+    members = [member() for _ in range(2)]
+    group = asyncio.ensure_future(art.TrajectoryGroup(members))
+    asyncio.get_running_loop().call_soon(group.cancel)  # after the group's first step, before its members'
+    with pytest.raises(asyncio.CancelledError):
+        await group
+    assert [inspect.getcoroutinestate(one) for one in members] == [inspect.CORO_CLOSED] * 2
+    del members
+    gc.collect()
+    assert not recwarn.list

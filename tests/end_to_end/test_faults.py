@@ -109,6 +109,8 @@ def test_the_same_command_goes_on_whatever_it_was_killed_in(tmp_path, tiny_model
     steps = command.logged_steps()
     assert steps[-1] == last, "a step in progress is finished before a clean stop"
     assert steps == sorted(set(steps)), "no step is trained twice"
+    assert f"agent: resuming after step {last} of 9" in command.run(until="rolling out"), "the same command goes on"
+    assert command.logged_steps() == steps
     trained = [
         group.trajectories[0].metadata["scenario"]
         for step in steps

@@ -185,3 +185,30 @@ async def test_the_demo_trains_in_this_form_too(backend, tiny_model_path, tmp_pa
     run = await art.train(model, play, range(4), groups_per_step=2, group_size=2, max_staleness=1, show_progress=False)
     assert run.step == 2
     assert [row["train/exception_rate"] for row in read_history(model) if "train/reward" in row] == [0, 0]
+
+
+async def test_groups_train_with_the_members_that_are_left(backend, tiny_model_path, tmp_path, read_history, capsys):
+    """Of scenario 0, a hung environment and a crash in scoring leave two rewards that differ; of scenario 1 two that do not;
+    of scenario 2 none."""
+    model = make_model(tiny_model_path, tmp_path, "misfortune")
+    await model.register(backend)
+    members = {}
+
+    async def rollout(model, scenario):
+        member = next(members.setdefault(scenario, itertools.count()))
+        async with model.rollout() as run:
+            await ask(model, run, [{"role": "user", "content": f"{scenario}"}])
+            if member == 0 or scenario == 2:
+                await asyncio.Event().wait()
+            if member == 1:
+                raise ZeroDivisionError("the scorer")
+            return run.trajectory(reward=float(member) if scenario == 0 else 0.5)
+
+    options = {"groups_per_step": 3, "group_size": 4, "rollout_timeout_s": 5, "learning_rate": 1e-3}
+    done = await art.train(model, rollout, range(3), **options, show_progress=False)
+    assert done.step == 1
+    [row] = [row for row in read_history(model) if "train/reward" in row]
+    assert (row["data/step_num_groups_trainable"], row["data/step_num_groups_submitted"]) == (1, 2)
+    assert row["train/exception_rate"] == 0.5
+    assert (row["pipeline/rollout_timeouts"], row["pipeline/failed_scenarios"]) == (6, 1)
+    assert "scenario 2 failed: EveryRolloutFailedError" in capsys.readouterr().err
