@@ -2,7 +2,7 @@
 
 A bfloat16 product keeps 8 bits of each result: scores and logits of 16 and more are off by several hundredths, and so are
 the log-probabilities made from them. The product is accumulated in float32 inside; a second one, from which the rounded
-first is subtracted before rounding, returns what was lost.
+first is subtracted before rounding, returns what was lost; it takes the first one's place in memory.
 
 A product of a single row is summed in another order than one of several, and now and then rounds to another value. A
 single row is therefore computed twice: no row's result depends on how many rows there are.
@@ -19,8 +19,8 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     if x.dtype == torch.float32:
         return torch.nn.functional.linear(x, weight)
     rounded = torch.nn.functional.linear(x, weight)
-    lost = torch.addmm(rounded, x, weight.t(), beta=-1)
-    return rounded.float().add_(lost)
+    result = rounded.float()
+    return result.add_(rounded.addmm_(x, weight.t(), beta=-1))
 
 
 def batched(a: Tensor, b: Tensor) -> Tensor:
@@ -31,8 +31,8 @@ def batched(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype == torch.float32:
         return torch.bmm(a, b)
     rounded = torch.bmm(a, b)
-    lost = torch.baddbmm(rounded, a, b, beta=-1)
-    return rounded.float().add_(lost)
+    result = rounded.float()
+    return result.add_(rounded.baddbmm_(a, b, beta=-1))
 
 
 def weighted(weights: Tensor, values: Tensor) -> Tensor:

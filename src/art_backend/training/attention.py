@@ -135,53 +135,77 @@ class _BranchAttention(torch.autograd.Function):
     """softmax(q·kᵀ·scale)·v, block by block; the weights are computed again in the backward pass instead of kept.
 
     Query heads that share a key head (G of them) are folded into the rows of one matrix, so each block is a few batched
-    products [key heads, G·n, …]. Scores, softmax and the sums over blocks are float32, whatever the compute type.
+    products [key heads, G·n, …]. Scores and softmax of the forward pass are float32, whatever the compute type.
+
+    The backward pass touches each score as little as it can. What is subtracted from a product (a row's largest score
+    before the softmax; Σ P·dP, as grad·output, Dao et al. 2022, arXiv:2205.14135) is two more columns of its factors, so
+    the difference is rounded to the compute type once, and small numbers keep their digits.
     """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: list[QueryBlock], scale: float) -> Tensor:
         heads, size, width = query.shape
         output = torch.empty(size, heads, width, dtype=query.dtype, device=query.device)
+        peaks = torch.empty(heads, size, 1, device=query.device)
         for block in blocks:
             q, k, v = _fold(query, block, key.shape[0]), _select(key, block), _select(value, block)
-            mixed = exact.weighted(_attend(q, k, block, scale), v)
+            scores = _mask(exact.batched(q, k).mul_(scale), block)
+            _unfold(peaks, block, scores.amax(-1, keepdim=True))
+            mixed = exact.weighted(torch.softmax(scores, dim=-1, out=scores), v)
             _unfold(output.transpose(0, 1), block, mixed)
-        ctx.save_for_backward(query, key, value)
+        ctx.save_for_backward(query, key, value, output, peaks)
         ctx.blocks, ctx.scale = blocks, scale
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value = ctx.saved_tensors
+        query, key, value, output, peaks = ctx.saved_tensors
+        width, groups = query.shape[-1], key.shape[0]
         grad_output = grads[0].transpose(0, 1)
+        drops = (grad_output.float() * output.transpose(0, 1)).sum(-1, keepdim=True)
+        queries, keys = _less(query, peaks / ctx.scale), _plus(key)
+        gradients, values = _less(grad_output, drops), _plus(value)
+        # Σ dS over the keys is 0 but for rounding, which a part that all keys share would magnify.
+        centred = (key - key.float().mean(1, keepdim=True)).to(key.dtype)
         grad_query = torch.empty_like(query)
         grad_key = torch.zeros(key.shape, dtype=torch.float32, device=key.device)
         grad_value = torch.zeros_like(grad_key)
         for block in ctx.blocks:
-            q, k, v = _fold(query, block, key.shape[0]), _select(key, block), _select(value, block)
-            g = _fold(grad_output, block, key.shape[0])
-            weights = _attend(q, k, block, ctx.scale)
-            _accumulate(grad_value, block, torch.bmm(weights.to(g.dtype).transpose(1, 2), g))
-            # dS = P · (dP − Σ P·dP); the scale is applied to what is made of it, which is smaller
-            grad_scores = exact.batched(g, v).mul_(weights)
-            grad_scores = grad_scores.sub_(weights.mul_(grad_scores.sum(-1, keepdim=True))).to(q.dtype)
-            _unfold(grad_query, block, torch.bmm(grad_scores, k).mul_(ctx.scale))
-            _accumulate(grad_key, block, torch.bmm(grad_scores.transpose(1, 2), q))
+            q, k = _fold(queries, block, groups), _select(keys, block)
+            g, v = _fold(gradients, block, groups), _select(values, block)
+            weights = torch.softmax(_mask(torch.bmm(q, k.transpose(1, 2)).mul_(ctx.scale), block), dim=-1)
+            # dS = P · (dP − Σ P·dP)
+            grad_scores = torch.bmm(g, v.transpose(1, 2)).mul_(weights)
+            _accumulate(grad_value, block, torch.bmm(weights.transpose(1, 2), g[..., :width]))
+            _accumulate(grad_key, block, torch.bmm(grad_scores.transpose(1, 2), q[..., :width]))
+            _unfold(grad_query, block, torch.bmm(grad_scores, _select(centred, block)).mul_(ctx.scale))
         return grad_query, grad_key.mul_(ctx.scale).to(key.dtype), grad_value.to(value.dtype), None, None
 
 
-def _attend(q: Tensor, k: Tensor, block: QueryBlock, scale: float) -> Tensor:
-    """Attention weights of a block: [key heads, G·n, L] float32."""
+def _less(x: Tensor, amount: Tensor) -> Tensor:
+    """[…, D + 2]: a factor whose product with ``_plus`` is x·yᵀ − amount, for amounts […, 1] in float32."""
+    high = amount.to(x.dtype)
+    return torch.cat([x, -high, (high.float() - amount).to(x.dtype)], dim=-1)
+
+
+def _plus(y: Tensor) -> Tensor:
+    """[…, D + 2]: the other factor."""
+    return torch.cat([y, torch.ones_like(y[..., :2])], dim=-1)
+
+
+def _mask(scores: Tensor, block: QueryBlock) -> Tensor:
+    """Remove, in place, what causality forbids from scores [key heads, G·n, L]."""
     n = block.stop - block.start
-    s = exact.batched(q, k).mul_(scale)
-    s.view(k.shape[0], -1, n, block.length)[..., block.length - n :].add_(_causal(n, q.device))
-    return torch.softmax(s, dim=-1, out=s)
+    scores.view(scores.shape[0], -1, n, block.length)[..., block.length - n :].add_(
+        _causal(n, scores.dtype, scores.device)
+    )
+    return scores
 
 
 @functools.lru_cache(maxsize=256)
-def _causal(n: int, device: torch.device) -> Tensor:
+def _causal(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[n, n]: −inf above the diagonal, 0 elsewhere."""
-    return torch.full((n, n), float("-inf"), device=device).triu_(1)
+    return torch.full((n, n), float("-inf"), dtype=dtype, device=device).triu_(1)
 
 
 def _fold(x: Tensor, block: QueryBlock, groups: int) -> Tensor:

@@ -81,6 +81,24 @@ def test_branch_attention_in_bfloat16_is_as_exact_as_its_inputs(pack):
     assert (output.double() - exact).abs().max() < 3 * 2**-9 * exact.abs().max()
 
 
+def test_gradients_in_bfloat16_do_not_lose_the_digits_that_a_large_common_score_takes(pack):
+    # Every key has the same large part, as real ones do: scores lie around 50, where bfloat16 counts in quarters.
+    q, k, v = draw(pack, 6, 2, torch.bfloat16)
+    with torch.no_grad():
+        q += 4
+        k += 3
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    torch.manual_seed(1)
+    upstream = torch.randn(1, pack.size, 6, 16).bfloat16()
+    output, _ = branch_attention(torch.nn.Module(), q, k, v, None, blocks=query_blocks(pack, CPU), scaling=0.3)
+    output.backward(upstream)
+    dense(*wide, pack).backward(upstream.double())
+    for ours, expected in zip((q, k, v), wide, strict=True):
+        assert ours.grad is not None
+        assert expected.grad is not None
+        assert (ours.grad - expected.grad).norm() < 0.02 * expected.grad.norm()
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_gets_the_same_mask(pack):
     ends = torch.from_numpy(pack.ends)
