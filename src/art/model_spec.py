@@ -2,6 +2,7 @@
 
 import re
 import warnings
+from collections.abc import Collection
 from typing import Any
 
 from art.backend import AnyTrainableModel
@@ -15,8 +16,11 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _warned: set[str] = set()
 
 
-def build_registration(model: AnyTrainableModel) -> RegisterModel:
+def build_registration(model: AnyTrainableModel, *, honoured: Collection[str] = ()) -> RegisterModel:
     """What the service needs to know about a model.
+
+    Args:
+        honoured: Settings that the backend takes care of by itself. Others that no service knows get a warning.
 
     Raises:
         ValueError: A name or a setting that the service would refuse; the message says why.
@@ -29,7 +33,7 @@ def build_registration(model: AnyTrainableModel) -> RegisterModel:
     unused = [
         *(f"peft_args.{name}" for name in peft if name not in _PEFT_NAMES),
         *(f"init_args.{name}" for name in init if name not in ("max_seq_length", "full_finetuning")),
-        *(name for name in settings if name not in ("peft_args", "init_args", "init_adapter")),
+        *(name for name in settings if name not in ("peft_args", "init_args", "init_adapter", *honoured)),
     ]
     for name in unused:
         _warn_unused(name)

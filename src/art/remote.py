@@ -76,6 +76,9 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
     >>> backend = art.RemoteBackend("https://gpu-box.example/art", api_key="key", reconnect_s=60)
     """
 
+    _honoured: tuple[str, ...] = ()
+    """Settings of a model that the backend takes care of by itself, without the service."""
+
     def __init__(
         self,
         url: str,
@@ -181,7 +184,10 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
     async def _register(self, model: AnyTrainableModel) -> ModelInfo:
         control = await self._control()
         info = await control.post(
-            f"{API_PREFIX}/models", build_registration(model), ModelInfo, timeout_s=REGISTER_TIMEOUT_S
+            f"{API_PREFIX}/models",
+            build_registration(model, honoured=self._honoured),
+            ModelInfo,
+            timeout_s=REGISTER_TIMEOUT_S,
         )
         self._steps[model.project, model.name] = info.step
         return info
@@ -392,7 +398,9 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
             if not steps:
                 raise NotFoundError(f"{project}/{from_model} has no checkpoint up to step {not_after_step}.", 404)
             step = str(max(steps))
-        spec = build_registration(model).model_copy(update={"init_adapter": f"{project}/{from_model}@{step}"})
+        spec = build_registration(model, honoured=self._honoured).model_copy(
+            update={"init_adapter": f"{project}/{from_model}@{step}"}
+        )
         info = await (await self._control()).post(f"{API_PREFIX}/models", spec, ModelInfo, timeout_s=REGISTER_TIMEOUT_S)
         self._steps[model.project, model.name] = info.step
         model.inference_model_name = self._model_inference_name(model)

@@ -5,10 +5,13 @@ from pathlib import Path
 
 from art.wire import ProcessHealth, RegisterModel
 from art_backend.base_models import context_length
+from art_backend.errors import BadRequestError
 from art_backend.inference.choice import choose_launcher
 from art_backend.inference.engine import Engine, Member
 from art_backend.inference.process import EngineProcess, EngineSettings, torch_engine
 from art_backend.inference.router import EngineRouter, StartEngine, split_settings
+from art_backend.planning.architecture import read_architecture
+from art_backend.planning.memory import EMBEDDED_KV_BYTES, embedded_kv_bytes
 from art_backend.serving import EngineHost, Gate
 from art_backend.settings import Settings
 from art_backend.utilisation import EngineMeter
@@ -56,6 +59,7 @@ class Engines:
                 log_path=self._settings.log_dir / "engine.log",
                 start_timeout_s=self._settings.engine_start_timeout_s,
                 sleeps=not self._settings.placement.dedicated,
+                kv_cache_mib=_kv_cache_mib(path, self.limit(path)),
             )
             # only the embedded engine, which takes any rank, can replace whole weights
             embedded = self._takes_any_rank or not spec.full_finetune
@@ -87,3 +91,12 @@ class Engines:
 
     def hosts(self) -> list[EngineHost]:
         return list(self._hosts.values())
+
+
+def _kv_cache_mib(base_path: Path, context: int) -> int:
+    """Room for one sequence of full length at least, without which an engine does not start."""
+    try:
+        size = embedded_kv_bytes(read_architecture(str(base_path)), context)
+    except BadRequestError:  # a model whose memory is not planned
+        size = EMBEDDED_KV_BYTES
+    return -(-size // 2**20)

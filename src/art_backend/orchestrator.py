@@ -26,7 +26,7 @@ from typing import TypeVar
 
 from art.wire import TrainProgress, TrainResult
 from art_backend.errors import EngineFailedError, TrainerFailedError
-from art_backend.inference.client import EngineUnreachableError
+from art_backend.inference.client import EngineUnreachableError, SleepTag
 from art_backend.inference.engine import EngineVerbs
 from art_backend.process import DeadlineExceededError, ProcessDiedError
 from art_backend.serving import ServedPolicy
@@ -71,6 +71,8 @@ class StepRunner:
         self._trainer = trainer
         self._device = device
         self._dedicated = dedicated
+        self._asleep: list[SleepTag] = []
+        """What of the engine's memory is away."""
 
     async def run(
         self,
@@ -160,6 +162,7 @@ class StepRunner:
             await self._call(process.client.pause("keep"), "pausing")
             if not self._dedicated:
                 await self._call(process.client.sleep(1), "going to sleep")
+                self._asleep = ["weights", "kv_cache"]
         except _ENGINE_LOST:
             _log.exception("The engine was lost while it was paused for training; it is started again when needed.")
 
@@ -167,8 +170,8 @@ class StepRunner:
         """Let the engine go on as before the step."""
         try:
             client = (await self._host.running()).client
-            if not self._dedicated:
-                await self._call(client.wake_up(["weights", "kv_cache"]), "waking up")
+            if self._asleep:  # these and no others: vLLM wakes nothing when a tag is awake already
+                await self._call(client.wake_up(self._asleep), "waking up")
             await self._call(client.resume(), "resuming")
         except (*_ENGINE_LOST, EngineFailedError):
             _log.exception("The engine was lost while it slept; it is started again when needed.")
@@ -186,12 +189,15 @@ class StepRunner:
 
     async def _wake_and_load(self, step: int) -> None:
         client = (await self._host.running()).client
-        if not self._dedicated:
-            await self._call(client.wake_up(["weights"]), "waking up its weights")
+        await self._wake_up(client, "weights")
         await self._policy.load(step)
-        if not self._dedicated:
-            await self._call(client.wake_up(["kv_cache"]), "waking up its KV cache")
+        await self._wake_up(client, "kv_cache")
         await self._call(client.resume(), "resuming")
+
+    async def _wake_up(self, client: EngineVerbs, tag: SleepTag) -> None:
+        if not self._dedicated:
+            await self._call(client.wake_up([tag]), f"waking up its {tag}")
+            self._asleep = [other for other in self._asleep if other != tag]
 
     async def _prove(self, client: EngineVerbs, output: StepOutput) -> float:
         """Ask the engine what it serves.

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 import art
-from art.errors import BackendDiedError, ConflictError, MissingExtraError, NotFoundError
+from art.errors import BackendDiedError, BackendError, ConflictError, MissingExtraError, NotFoundError
 from art.local import service as local_service
 from art.utils.trajectory_logging import read_trajectory_groups_parquet
 
@@ -89,6 +90,34 @@ def test_a_service_that_cannot_start_shows_the_tail_of_its_log(tmp_path, quick_s
     refused = pytest.raises(BackendDiedError, match=r"(?s)exited with code 1.*No such option")
     with art.LocalBackend(path=tmp_path, serve_arguments=["--no-such-option"]) as backend, refused:
         asyncio.run(backend.get_health())
+
+
+def dedicated(name: str, trainer: list[int], inference: list[int]) -> art.TrainableModel:
+    devices = {"trainer_gpu_ids": trainer, "inference_gpu_ids": inference}
+    return art.TrainableModel(name=name, project="p", base_model="b", _internal_config=devices)
+
+
+async def test_a_models_devices_become_those_of_the_service(tmp_path, quick_service):
+    async with art.LocalBackend(path=tmp_path) as backend:
+        for name in ("one", "two"):  # the stand-in answers nothing else than that it lives
+            with warnings.catch_warnings(), pytest.raises(BackendError):
+                warnings.simplefilter("error")
+                await backend.register(dedicated(name, [0], [1]))
+        service = psutil.Process(backend._service.pid).cmdline()
+        assert service[service.index("--engine-devices") + 1] == "1"
+        assert service[service.index("--trainer-devices") + 1] == "0"
+        assert service.count("--engine-devices") == 1
+        with pytest.raises(ValueError, match=r"model 'other' asks for --engine-devices 2.*has --engine-devices 1"):
+            await backend.register(dedicated("other", [0, 1], [2]))
+
+
+async def test_devices_cannot_be_asked_for_later(tmp_path, quick_service):
+    async with art.LocalBackend(path=tmp_path) as backend:
+        await backend.get_health()
+        with pytest.raises(ValueError, match="no devices of its own for either"):
+            await backend.register(dedicated("m", [0], [1]))
+    with pytest.raises(ValueError, match="must not share devices"):
+        await art.LocalBackend(path=tmp_path).register(dedicated("m", [0], [0]))
 
 
 def test_missing_packages_are_one_line(tmp_path, monkeypatch):

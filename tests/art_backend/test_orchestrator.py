@@ -387,7 +387,7 @@ async def test_an_adapter_that_the_engine_refuses_leaves_it_awake():
     world.engines.engine.load_adapter = refuse
     with pytest.raises(EngineError, match="no room"):
         await world.step()
-    assert world.calls[-2:] == ["wake_up(weights+kv_cache) [held]", "resume [held]"]
+    assert world.calls[-3:] == ["wake_up(weights) [held]", "wake_up(kv_cache) [held]", "resume [held]"]
     assert not world.host.gate.is_closed
 
 

@@ -1,6 +1,7 @@
 """Where engines and trainer compute."""
 
 import asyncio
+import json
 import os
 import signal
 
@@ -12,6 +13,7 @@ from tests.support.scripted_engine import serve
 from art.wire import JobState, RegisterModel, TokenRow, TrainGroup, TrainOptions, TrainRequest, TrainTrajectory
 from art_backend.app import build_app
 from art_backend.devices import Device
+from art_backend.engines import Engines
 from art_backend.errors import BadRequestError
 from art_backend.inference.contract import Sampling
 from art_backend.placement import Placement, parse_device_list
@@ -71,6 +73,18 @@ def test_lists_of_devices_are_read():
     assert parse_device_list("0, 2,10") == (0, 2, 10)
     with pytest.raises(BadRequestError, match="write numbers, such as 0,1, not '0-2'"):
         parse_device_list("0-2")
+
+
+def test_the_cache_has_room_for_a_sequence_of_full_length(tmp_path, tiny_model_path):
+    engines = Engines(Settings(path=tmp_path, api_key="k", engine="torch", max_sequence_length=32_768))
+    llama = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32}
+    llama |= {"num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128_256}
+    (tmp_path / "config.json").write_text(json.dumps({**llama, "max_position_embeddings": 131_072}))
+    sizes = [
+        engines.host(RegisterModel(project="p", name="m", base_model=str(path)), path, 16).settings.kv_cache_mib
+        for path in (tmp_path, tiny_model_path)
+    ]
+    assert sizes == [4096 + 8, 1024]  # 32,768 + 64 tokens of 128 KiB
 
 
 async def test_two_replicas_and_a_trainer_with_devices_of_their_own(tmp_path, tiny_model_path):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from art.backend import AnyModel, AnyTrainableModel
 from art.control import ControlClient
+from art.dev.validate import is_dedicated_mode, validate_dedicated_config
 from art.errors import BackendError, ConflictError, NotFoundError
 from art.local.service import ServiceProcess
 from art.model_spec import check_names
@@ -22,6 +23,7 @@ from art.state import write_json
 from art.utils.get_model_step import get_model_step
 from art.utils.output_dirs import get_default_art_path, get_output_dir_from_model_properties, get_step_checkpoint_dir
 from art.utils.trajectory_migration import auto_migrate_on_register
+from art.wire import ModelInfo
 
 if TYPE_CHECKING:
     from art.model import TrainableModel
@@ -49,6 +51,8 @@ class LocalBackend(RemoteBackend):
     >>> await backend.close()
     """
 
+    _honoured = ("trainer_gpu_ids", "inference_gpu_ids")
+
     def __init__(
         self,
         *,
@@ -67,6 +71,8 @@ class LocalBackend(RemoteBackend):
         self._service = ServiceProcess(self._path, ["--user-code", str(own_code), *(serve_arguments or [])])
         self._client = None
         self._death_was_told = False
+        self._devices: list[str] = []
+        """Arguments of the service that models have asked for."""
 
     def __enter__(self) -> Self:
         return self
@@ -94,6 +100,33 @@ class LocalBackend(RemoteBackend):
         write_json(directory / "model.json", record)
         auto_migrate_on_register(directory)
         await super().register(model)
+
+    async def _register(self, model: AnyTrainableModel) -> ModelInfo:
+        self._take_devices(model)
+        return await super()._register(model)
+
+    def _take_devices(self, model: AnyTrainableModel) -> None:
+        """Let the service have the devices that a model asks for. They are the service's, so its first model decides.
+
+        Raises:
+            ValueError: The settings contradict each other, or the service runs with other devices.
+        """
+        settings = model._internal_config or {}  # pyright: ignore[reportPrivateUsage]
+        validate_dedicated_config(settings)
+        if not is_dedicated_mode(settings):
+            return
+        wanted = [
+            *("--engine-devices", ",".join(map(str, settings.get("inference_gpu_ids", [])))),
+            *("--trainer-devices", ",".join(map(str, settings.get("trainer_gpu_ids", [])))),
+        ]
+        if self._service.pid is None and not self._devices:
+            self._devices = wanted
+            self._service.add_arguments(wanted)
+        elif wanted != self._devices:
+            raise ValueError(
+                f"trainer_gpu_ids, inference_gpu_ids: model {model.name!r} asks for {' '.join(wanted)}, but this backend's service "
+                f"has {' '.join(self._devices) or 'no devices of its own for either'}. Use another LocalBackend, with another path."
+            )
 
     async def open_model(self, project: str, name: str) -> "TrainableModel[Any, Any]":
         model = await super().open_model(project, name)

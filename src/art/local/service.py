@@ -47,6 +47,10 @@ class ServiceProcess:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
+    def add_arguments(self, arguments: list[str]) -> None:
+        """More arguments of ``serve``, for a child that was not started yet."""
+        self._arguments += arguments
+
     def start(self) -> None:
         """Start the child if it does not run. A restarted child gets the port of the one before.
 

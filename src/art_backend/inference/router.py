@@ -321,6 +321,7 @@ class EngineRouter:
                 if not self._open.is_set():
                     await process.client.pause("keep")
                 replica.process, replica.failure = process, None
+                replica.restarts += replica.deaths > 0
                 self._in_service.append(replica)
         except BaseException:
             await process.stop()
@@ -345,12 +346,12 @@ class EngineRouter:
             try:
                 await asyncio.wait({starting})
             finally:
+                starting.cancel()  # of one that has ended, nothing
+                await asyncio.gather(starting, return_exceptions=True)
                 self._starting.discard(starting)
-                starting.cancel()
             if starting.cancelled():
                 continue  # to make room for the trainer
             if (error := starting.exception()) is None:
-                replica.restarts += 1
                 return
             if not isinstance(error, (*_LOST, DeadlineExceededError, EngineError)):
                 raise error

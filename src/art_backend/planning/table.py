@@ -110,3 +110,7 @@ def _title(wanted: Wanted) -> str:
 
 def _cell(size: int) -> str:
     return f"{size / GIB:.2f}" if size else "–"
+
+
+if __name__ == "__main__":
+    print(documented_table())
