@@ -40,9 +40,24 @@ def parse_devices(listing: str) -> tuple[Device, ...]:
     return tuple(Device(name.strip(), int(size) * 2**20) for name, size in lines)
 
 
-def find_usable_devices() -> tuple[Device, ...]:
-    """Those that the installed torch computes on."""
-    return () if version("torch").endswith("+cpu") else find_devices()
+def find_usable_devices(environment: Mapping[str, str] = os.environ) -> tuple[Device, ...]:
+    """Those that the installed torch computes on, in a process of this environment."""
+    if version("torch").endswith("+cpu"):
+        return ()
+    return choose_visible(find_devices(), environment.get(VISIBLE))
+
+
+def choose_visible(devices: Sequence[Device], names: str | None) -> tuple[Device, ...]:
+    """The devices that ``CUDA_VISIBLE_DEVICES`` names, in its order; all where it is not set.
+
+    Names that are no numbers are counted, not looked up: a machine's devices are mostly of one kind.
+    """
+    if names is None:
+        return tuple(devices)
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    if all(name.isdecimal() for name in chosen):
+        return tuple(devices[int(name)] for name in chosen if int(name) < len(devices))
+    return tuple(devices[: len(chosen)])
 
 
 def visible(devices: Sequence[int], environment: Mapping[str, str] = os.environ) -> dict[str, str]:

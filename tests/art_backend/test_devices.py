@@ -1,6 +1,6 @@
 import pytest
 
-from art_backend.devices import Device, parse_devices, visible
+from art_backend.devices import Device, choose_visible, parse_devices, visible
 from art_backend.errors import BadRequestError
 
 
@@ -21,3 +21,11 @@ def test_devices_are_counted_among_those_that_the_service_sees():
     assert visible((1,), {"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b"}) == {"CUDA_VISIBLE_DEVICES": "GPU-b"}
     with pytest.raises(BadRequestError, match="devices: 2 is not visible here"):
         visible((0, 2), {"CUDA_VISIBLE_DEVICES": "4,5"})
+
+
+def test_devices_that_the_service_does_not_see_do_not_count():
+    devices = [Device(f"{n}", n) for n in range(4)]
+    assert choose_visible(devices, None) == tuple(devices)
+    assert choose_visible(devices, "3,1") == (devices[3], devices[1])
+    assert choose_visible(devices, "") == ()
+    assert len(choose_visible(devices, "GPU-a,GPU-b")) == 2
