@@ -149,6 +149,7 @@ class EngineRouter:
     async def stop(self) -> None:
         """End every replica."""
         self._in_service.clear()
+        self._open.set()
         for watcher in self._watchers:
             watcher.cancel()
         await asyncio.gather(*self._watchers, return_exceptions=True)
@@ -246,8 +247,10 @@ class EngineRouter:
 
     async def resume(self) -> None:
         async with self._changing:
-            await self._all(lambda client: client.resume())
-            self._open.set()
+            try:
+                await self._all(lambda client: client.resume())
+            finally:
+                self._open.set()
 
     async def sleep(self, level: int = 1) -> None:
         for starting in self._starting:  # it would take the memory that is being given away
@@ -366,6 +369,8 @@ class EngineRouter:
     def _withdraw(self, replica: Replica) -> None:
         if replica in self._in_service:
             self._in_service.remove(replica)
+        if not self._in_service:
+            self._open.set()  # who waits at the door hears of it
 
     async def _settle(self, replica: Replica) -> None:
         process = replica.running

@@ -343,6 +343,24 @@ async def test_when_all_are_dead_the_engine_is():
     await router.stop()
 
 
+@pytest.mark.parametrize("stopped", [True, False])
+async def test_calls_at_the_door_hear_of_the_end(stopped):
+    world = World()
+    router = await world.router()
+    await router.pause("keep")
+    calls = [asyncio.create_task(ask(router, n)) for n in range(2)]
+    await asyncio.sleep(0.01)
+    assert not any(call.done() for call in calls)
+    if stopped:
+        await router.stop()
+    else:
+        for process in world.started:
+            process.die()
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        assert isinstance(outcome, EngineUnreachableError)
+    await router.stop()
+
+
 async def test_a_start_that_fails_leaves_nothing_behind():
     world = World()
     world.failing = 1
