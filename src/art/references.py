@@ -4,6 +4,7 @@ Each choice that was sampled through the gateway carries ``art: {turn, rollout, 
 travels; the tokens stay where they were captured. Conversations that were not captured travel as messages.
 """
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -83,7 +84,7 @@ def build_examples(trajectories: Iterable[Trajectory]) -> list[Example]:
         conversations = [history.messages_and_choices for history in _histories(trajectory)]
         if rollout is not None or (turns and not any(_uncaptured(conversations))):
             examples.append(Example(rollout=rollout, turns=turns))
-        elif plain := build_conversations(trajectory):
+        elif plain := build_conversations(trajectory, f"trajectory {t}"):
             examples.append(Example(conversations=plain))
         else:
             raise NoTrainingDataError(
@@ -115,16 +116,18 @@ def turn_of(item: Any) -> tuple[str, str | None] | None:
     return None
 
 
-def build_conversations(trajectory: Trajectory, *, only_choices: bool = False) -> list[Conversation]:
+def build_conversations(trajectory: Trajectory, where: str, *, only_choices: bool = False) -> list[Conversation]:
     """The conversations of a trajectory that the assistant takes part in, as plain messages.
 
     Args:
+        where: Which trajectory it is, for errors.
         only_choices: Where a conversation has sampled choices, only they are trained, not messages beside them.
     """
     found: list[Conversation] = []
     for history in _histories(trajectory):
         items = history.messages_and_choices
         messages = cast(list[dict[str, Any]], history.messages())
+        _check_unicode(messages, where)
         spoken = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
         chosen = [i for i in spoken if isinstance(items[i], Choice)]
         if spoken:
@@ -132,6 +135,18 @@ def build_conversations(trajectory: Trajectory, *, only_choices: bool = False) -
             tools = cast("list[dict[str, Any]] | None", history.tools)
             found.append(Conversation(messages=messages, tools=tools, trained=trained))
     return found
+
+
+def _check_unicode(messages: list[dict[str, Any]], where: str) -> None:
+    """Raises NoTrainingDataError: A message has half a surrogate pair, which no tokenizer can encode."""
+    for i, message in enumerate(messages):
+        try:
+            json.dumps(message, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as error:
+            raise NoTrainingDataError(
+                f"Message {i} of {where} holds {error.object[error.start]!r}, half of a surrogate pair, which is no character. Replace "
+                "it, for example with text.encode(errors='replace').decode(). Nothing was sent."
+            ) from error
 
 
 def _histories(trajectory: Trajectory) -> list[History]:
@@ -154,7 +169,7 @@ def _reference(trajectory: Trajectory, where: str, allow_uncaptured: bool) -> Tr
     if turns or keyed is not None:
         return TrainTrajectory(reward=trajectory.reward, rollout=keyed, turns=turns, metrics=metrics)
     if allow_uncaptured:
-        plain = build_conversations(trajectory, only_choices=True)
+        plain = build_conversations(trajectory, where, only_choices=True)
         return TrainTrajectory(reward=trajectory.reward, conversations=plain, metrics=metrics) if plain else None
     if reasons := list(_uncaptured([history.messages_and_choices for history in _histories(trajectory)])):
         raise NoTrainingDataError(

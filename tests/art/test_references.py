@@ -112,5 +112,12 @@ def test_examples_are_references_where_everything_was_captured_and_messages_else
     assert [(example.rollout, example.turns) for example in examples] == [(None, ["a"]), ("r", []), *[(None, [])] * 3]
     assert [len(example.conversations) for example in examples] == [0, 0, 1, 1, 1]
     assert examples[2].conversations[0].trained is None, "every answer is learned, also the one that was put in"
+    half = art.Trajectory(messages_and_choices=[{"role": "user", "content": "\ud83d"}, answer])
+    with pytest.raises(
+        NoTrainingDataError, match=r"Message 0 of trajectory 1 holds '\\ud83d', half of a surrogate pair"
+    ):
+        build_examples([plain, half])
+    with pytest.raises(NoTrainingDataError, match="Message 0 of group 0, trajectory 0 holds"):
+        build_train_groups([art.TrajectoryGroup([half])], allow_uncaptured=True)
     with pytest.raises(NoTrainingDataError, match="Trajectory 1 has no message of the assistant"):
         build_examples([plain, art.Trajectory(messages_and_choices=[question])])

@@ -299,9 +299,17 @@ def test_a_damaged_checkpoint_stops_the_trainer_with_advice(setup, make_groups):
     with (checkpoint / "adapter_model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\xff")
-    with pytest.raises(StorageFailedError, match=r"step 1 is damaged.*adapter_model"):
+    with pytest.raises(StorageFailedError, match=r"step 1 is damaged.*adapter_model.*start again from the base model"):
         Trainer(setup).train(step_of(make_groups(), 2))
     assert CheckpointStore(setup.checkpoints).steps() == [1]
+    checkpoint.rename(setup.checkpoints.parent / "damaged")  # as it advises
+    assert Trainer(setup).train(step_of(make_groups(), 1)).trained
+    second = Trainer(setup).train(step_of(make_groups(), 2)).checkpoint
+    (second / "optimizer.safetensors").unlink()
+    with pytest.raises(StorageFailedError, match=r"step 2 is damaged.*optimizer.*to go on from step 1"):
+        Trainer(setup).train(step_of(make_groups(), 3))
+    second.rename(setup.checkpoints.parent / "damaged too")
+    assert Trainer(setup).train(step_of(make_groups(), 2)).trained
 
 
 def test_an_adapter_of_another_shape_or_base_is_refused(setup, make_groups, tmp_path, base_path):

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
-from peft import PeftModel
+from peft import PeftConfig
+from peft.utils.save_and_load import set_peft_model_state_dict
 from tests.support.tiny import build_tiny_tokenizer
 from transformers import AutoModelForCausalLM, TrainerCallback
 
@@ -61,8 +63,8 @@ def policy(base_path):
     return policy
 
 
-def our_loss_and_gradient(policy, group, algorithm):
-    """On policy: the engine is taken to have reported the trainer's own log-probabilities."""
+def our_loss_and_gradient(policy, group, algorithm, kl_coef):
+    """On policy: the engine is taken to have reported the trainer's own log-probabilities. The reference is the base model."""
     options = TrainOptions(algorithm=algorithm, scale_rewards=False)
     preset = PRESETS[algorithm]
     batch = build_batch(StepInput([group], options, 1), vocabulary=policy.vocabulary, max_length=MAX_LENGTH)
@@ -70,6 +72,8 @@ def our_loss_and_gradient(policy, group, algorithm):
     total = 0.0
     for pack in pack_rows(weigh(batch.members, preset.reduction, MAX_LENGTH), 50):
         targets = read_targets(pack, policy.device)
+        with policy.as_reference(None):
+            reference = targets.logprobs(policy.forward(pack), policy.head).logprobs
         new = targets.logprobs(policy.forward(pack), policy.head).logprobs
         loss = policy_loss(
             TokenBatch(
@@ -78,13 +82,14 @@ def our_loss_and_gradient(policy, group, algorithm):
                 advantages=targets.advantages,
                 weights=targets.weights,
                 sequences=targets.rows,
+                reference_logprobs=reference,
             ),
             level=preset.level,
             surrogate=preset.surrogate,
             epsilon=preset.epsilon,
             epsilon_high=preset.epsilon_high,
             importance_cap=2.0,
-            kl_coef=0.0,
+            kl_coef=kl_coef,
         )
         loss.loss.backward()
         total += loss.loss.item()
@@ -102,7 +107,10 @@ class Recorder(TrainerCallback):
         self.gradient = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
-def trl_loss_and_gradient(model, group, directory, **options):
+def trl_loss_and_gradient(base, group, directory, **options):
+    """Of ``base`` with the adapter in ``directory``; switched off, it is the reference."""
+    adapter = PeftConfig.from_pretrained(directory)
+    adapter.inference_mode = False
     rows = [(t.reward, t.rows[0]) for t in group]
     n = len(rows)
 
@@ -132,7 +140,7 @@ def trl_loss_and_gradient(model, group, directory, **options):
         max_completion_length=MAX_LENGTH,
         max_grad_norm=0.0,
         scale_rewards="none",
-        beta=0.0,
+        use_bias_correction_kl=False,  # its default weighs k3 by the ratio, whose gradient counts; ours is k3 as it is
         temperature=1.0,
         gradient_checkpointing=False,
         use_cpu=True,
@@ -144,7 +152,8 @@ def trl_loss_and_gradient(model, group, directory, **options):
         **options,
     )
     trainer = trl.GRPOTrainer(
-        model=model,
+        model=base,
+        peft_config=adapter,
         reward_funcs=reward,
         args=config,
         train_dataset=datasets.Dataset.from_list([{"prompt": "unused"}]),
@@ -152,18 +161,20 @@ def trl_loss_and_gradient(model, group, directory, **options):
         rollout_func=rollout,
         callbacks=[recorder],
     )
+    set_peft_model_state_dict(trainer.model, safetensors.torch.load_file(directory / "adapter_model.safetensors"))
     trainer.train()
     return trainer.state.log_history[0]["loss"], recorder.gradient
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("algorithm", list(SAME))
-def test_loss_and_gradient_equal_trl_s(policy, group, base_path, tmp_path, algorithm):
-    loss, gradient = our_loss_and_gradient(policy, group, algorithm)
+@pytest.mark.parametrize(
+    ("algorithm", "kl_coef"), [*((algorithm, 0.0) for algorithm in SAME), (Algorithm.GRPO, 0.3), (Algorithm.DAPO, 0.3)]
+)
+def test_loss_and_gradient_equal_trl_s(policy, group, base_path, tmp_path, algorithm, kl_coef):
+    loss, gradient = our_loss_and_gradient(policy, group, algorithm, kl_coef)
     policy.save(tmp_path)
     base = AutoModelForCausalLM.from_pretrained(base_path, dtype=torch.float32)
-    model = PeftModel.from_pretrained(base, tmp_path, is_trainable=True)
-    their_loss, their_gradient = trl_loss_and_gradient(model, group, tmp_path, **SAME[algorithm])
+    their_loss, their_gradient = trl_loss_and_gradient(base, group, tmp_path, beta=kl_coef, **SAME[algorithm])
     assert loss == pytest.approx(their_loss, rel=1e-4, abs=1e-6)
     assert gradient.keys() == their_gradient.keys()
     assert any(g.abs().max() > 1e-4 for g in gradient.values())
