@@ -26,7 +26,7 @@ from art_backend.settings import EngineKind, Settings
 KEEP_ALIVE_S = 120
 """Clients drop idle connections after 4 to 15 s. The service keeps them longer, or a call may meet a closing one."""
 
-CLAIM_WAIT_S = 8.0
+CLAIM_WAIT_S = 15.0
 """A service that is ending takes seconds to end its children."""
 
 INTERRUPTED = 130

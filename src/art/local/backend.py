@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = float(os.environ.get("ART_SERVER_TIMEOUT", "1800"))
 """Cap on the service's start; its death is noticed at once in any case."""
-DIRECTORY_WAIT_S = 8.0
+DIRECTORY_WAIT_S = 15.0
 """How long a service that is just ending may keep its directory."""
 _PRICE_PER_GPU_HOUR = {"H200": 3.0}
 
