@@ -29,7 +29,7 @@ PAGES: dict[str, tuple[str, list[str]]] = {
             "art.langgraph",
         ],
     ),
-    "gathering": ("Gathering", ["art.gather", "art.batches"]),
+    "gathering": ("Gathering", ["art.gather", "art.batches", "art.run_sync"]),
     "training": (
         "Training",
         [

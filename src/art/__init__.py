@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from art.model import Model, TrainableModel
     from art.remote import RemoteBackend
     from art.rollout import Rollout
+    from art.run_sync import run_sync
     from art.scopes import current_trajectory, trajectory, trajectory_group
     from art.serverless import ServerlessBackend
     from art.trajectories import Trajectory, TrajectoryGroup
@@ -62,6 +63,7 @@ _HOME = {
     "gather_trajectory_groups": "art.gather",
     "preflight": "art.loop",
     "retry": "art.utils.retry",
+    "run_sync": "art.run_sync",
     "train": "art.loop",
     "current_trajectory": "art.scopes",
     "trajectory": "art.scopes",
@@ -108,6 +110,7 @@ __all__ = [
     "no_capture",
     "preflight",
     "retry",
+    "run_sync",
     "train",
     "trajectory",
     "trajectory_group",
@@ -133,10 +136,10 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Keeps ``art.auto_trajectory`` and ``art.yield_trajectory`` functions, although modules have the same names."""
+    """Keeps the names of functions for them, although modules have the same names."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in ("auto_trajectory", "yield_trajectory") and isinstance(value, ModuleType):
+        if name in ("auto_trajectory", "run_sync", "yield_trajectory") and isinstance(value, ModuleType):
             value = vars(value)[name]
         super().__setattr__(name, value)
 

@@ -4,6 +4,8 @@ import asyncio
 import random
 import resource
 import signal
+import subprocess
+import sys
 
 import pytest
 from pydantic import ValidationError
@@ -191,3 +193,32 @@ async def test_a_model_nobody_registered_is_named(service, tmp_path):
     pupil = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
     with pytest.raises(BackendError, match="No model 'm' is registered"):
         await asyncio.wait_for(art.RemoteBackend(service.url, "service-key")._get_step(pupil), 20)
+
+
+def test_a_path_without_permission_is_named_and_nothing_is_lost(tmp_path):
+    """As nobody, since root may write everywhere."""
+    code = f"""
+import asyncio, os, art
+from art.utils import trajectory_logging
+trajectory_logging.schema()  # loaded while files may be read
+model = art.Model(name="m", project="p", base_path={str(tmp_path / "art")!r})
+group = art.TrajectoryGroup([art.Trajectory(reward=1.0)])
+model.overwrite_state({{}})
+os.chmod({str(tmp_path / "art/p/models/m")!r}, 0o555)
+if os.getuid() == 0:
+    os.setuid(65534)
+for log in (model.log([group], step=1), model.log(metrics={{"a": 1.0}}, step=1)):
+    try:
+        asyncio.run(log)
+    except PermissionError as error:
+        print(error)
+print(group.trajectories[0].reward)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *refused, reward = done.stdout.splitlines()
+    assert len(refused) == 2
+    assert all("Permission denied" in line and str(tmp_path / "art/p/models/m") in line for line in refused)
+    assert reward == "1.0"
+    assert sorted(path.name for path in (tmp_path / "art/p/models/m").iterdir() if path.suffix != ".lock") == [
+        "state.json"
+    ]

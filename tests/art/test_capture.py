@@ -16,7 +16,7 @@ from art.capture import http_client
 from art.openai import consume_chat_completion_stream, consume_sync_chat_completion_stream
 
 
-@pytest.mark.parametrize("first", ["art.auto_trajectory", "art.yield_trajectory"])
+@pytest.mark.parametrize("first", ["art.auto_trajectory", "art.yield_trajectory", "art.run_sync"])
 def test_functions_stand_before_the_modules_of_their_names(first):
     name = first.removeprefix("art.")
     for code in (

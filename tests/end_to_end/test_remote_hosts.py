@@ -152,6 +152,7 @@ def test_training_survives_cut_connections_and_a_killed_service(far, hosts, tmp_
         "trained 2",
         "rows 2 step 2",
     ], "\n".join(said) + (far.directory / "log").read_text()[-3000:]
+    assert "also True 2 twin 2 kept [2]" in said, said
     assert "too long: length ''" in said, "five megabytes arrive, and end the episode without asking the engine"
 
 

@@ -23,6 +23,27 @@ async def rollout(model: art.TrainableModel, number: int) -> art.Trajectory:
         return trajectory
 
 
+async def use_the_rest(backend: art.RemoteBackend, model: art.TrainableModel, base_model: str) -> None:
+    """What a script does beside training: streams, earlier versions, conversations, forks, deletions."""
+    async with model.rollout(step=1) as run, run.trajectory() as trajectory:
+        stream = await run.openai_client().chat.completions.create(
+            model=model.get_inference_name(1),
+            messages=[{"role": "user", "content": "Hi."}],
+            max_tokens=4,
+            stream=True,
+        )
+        chunks = [chunk async for chunk in stream]
+        await run.fill(trajectory)
+    twin: art.TrainableModel = art.TrainableModel(
+        name="twin", project="remote", base_model=base_model, report_metrics=[]
+    )
+    await backend._experimental_fork_checkpoint(twin, "far")
+    await model.delete_checkpoints()
+    kept = [checkpoint.step for checkpoint in await backend.list_checkpoints(model)]
+    forked = (await backend.delete_model("remote", "twin")).step
+    print("also", bool(chunks), len(trajectory.messages_and_choices), "twin", forked, "kept", kept, flush=True)
+
+
 async def main(url: str, directory: str, base_model: str) -> None:
     model: art.TrainableModel = art.TrainableModel(
         name="far", project="remote", base_model=base_model, base_path=directory, report_metrics=[]
@@ -48,6 +69,7 @@ async def main(url: str, directory: str, base_model: str) -> None:
             model=model.get_inference_name(), messages=too_long
         )
         print("too long:", answer.choices[0].finish_reason, repr(answer.choices[0].message.content), flush=True)
+        await use_the_rest(backend, model, base_model)
         rows = await backend.get_metrics("remote", "far")
         print("rows", len(rows), "step", await model.get_step(), flush=True)
 

@@ -1,5 +1,7 @@
 """The command line. Each command imports what it needs when it runs, so that ``art --help`` answers at once."""
 
+import inspect
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated
 
@@ -24,16 +26,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(demo)
-app.command()(preflight)
-app.command()(train)
-app.command("eval")(evaluate_models)
-app.command()(runs)
-app.command()(show)
-app.command()(export)
-app.command()(delete)
-app.command()(serve)
-app.command()(doctor)
+
+
+def _add(function: Callable[..., None], name: str | None = None) -> None:
+    """Make a function a command. Paragraphs of its docstring are joined, for the terminal to break where its width ends."""
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    app.command(name, help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(function)
+
+
+for _command in (demo, preflight, train):
+    _add(_command)
+_add(evaluate_models, "eval")
+for _command in (runs, show, export, delete, serve, doctor):
+    _add(_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from art.cli.targets import BASE_MODEL, BackendOption, BaseModelOption, KeyOption
+
 
 def demo(
     steps: Annotated[int, typer.Option(min=1, help="Training steps in all.")] = 16,
@@ -24,9 +26,7 @@ def demo(
             "by default games and training take turns in the explicit loop.",
         ),
     ] = None,
-    base_model: Annotated[
-        str, typer.Option(help="A local directory or a hub id.")
-    ] = "HuggingFaceTB/SmolLM2-135M-Instruct",
+    base_model: BaseModelOption = BASE_MODEL,
     output: Annotated[
         Path | None, typer.Option(help="Directory of the run; the same one resumes it. [default: .art/demo/seed-SEED]")
     ] = None,
@@ -34,12 +34,8 @@ def demo(
     engine: Annotated[
         Literal["auto", "torch", "vllm"], typer.Option(help="Inference engine of the local backend.")
     ] = "auto",
-    backend: Annotated[
-        str | None, typer.Option(metavar="URL", help="Use the backend at this address instead of a local one.")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option(envvar="ART_API_KEY", help="Key of that backend.", show_envvar=True)
-    ] = None,
+    backend: BackendOption = None,
+    api_key: KeyOption = None,
 ) -> None:
     """Train a small model at tic-tac-toe, and show it getting better.
 

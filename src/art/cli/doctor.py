@@ -64,11 +64,16 @@ def doctor(
         ),
     ] = None,
     context: Annotated[
-        int, typer.Option(min=16, help="With --model: longest prompt plus completion, in tokens.")
+        int, typer.Option(metavar="TOKENS", min=16, help="With --model: longest prompt plus completion, in tokens.")
     ] = 4096,
-    lora_rank: Annotated[int, typer.Option(min=1, max=512, help="With --model: rank of the adapter.")] = 16,
+    lora_rank: Annotated[
+        int, typer.Option(metavar="N", min=1, max=512, help="With --model: rank of the adapter.")
+    ] = 16,
     batch_tokens: Annotated[
-        int | None, typer.Option(min=16, help="With --model: micro_batch_tokens; the trainer's own choice by default.")
+        int | None,
+        typer.Option(
+            metavar="TOKENS", min=16, help="With --model: micro_batch_tokens; the trainer's own choice by default."
+        ),
     ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="With --model: train all weights instead of an adapter.")
@@ -77,7 +82,11 @@ def doctor(
         bool, typer.Option("--gradient-checkpointing", help="With --model: compute activations again.")
     ] = False,
     placement: Annotated[
-        Placement, typer.Option(help="With --model: engine and trainer on one device in turns, or on a device each.")
+        Placement,
+        typer.Option(
+            metavar="WHERE",
+            help="With --model: colocated, engine and trainer on one device in turns; dedicated, on a device each.",
+        ),
     ] = Placement.COLOCATED,
 ) -> None:
     """Say what is installed, which engine and trainer would be used, and how to get what is missing.

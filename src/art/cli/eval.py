@@ -13,6 +13,7 @@ from art.cli.targets import (
     PathOption,
     RolloutArgument,
     ScenariosOption,
+    TimeoutOption,
     fail,
     find_object,
     open_backend,
@@ -39,7 +40,7 @@ def evaluate_models(
         ),
     ],
     runs: Annotated[int, typer.Option(min=1, help="Rollouts of each scenario.")] = 4,
-    timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds that one rollout may take.")] = None,
+    timeout: TimeoutOption = None,
     concurrent: Annotated[int, typer.Option(min=1, help="Rollouts that run at the same time.")] = 32,
     endpoint_key: Annotated[
         str, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True, help="Key of the endpoints given by URL.")

@@ -6,11 +6,16 @@ from typing import Annotated, Any
 import typer
 
 from art.cli.targets import (
+    BASE_MODEL,
     BackendOption,
+    BaseModelOption,
+    GroupSizeOption,
+    GroupsPerStepOption,
     KeyOption,
     PathOption,
     RolloutArgument,
     ScenariosOption,
+    TimeoutOption,
     find_object,
     open_backend,
     read_scenarios,
@@ -21,15 +26,13 @@ from art.cli.targets import (
 def preflight(
     rollout: RolloutArgument,
     scenarios: ScenariosOption,
-    base_model: Annotated[
-        str, typer.Option(help="A local directory or a hub id.")
-    ] = "HuggingFaceTB/SmolLM2-135M-Instruct",
+    base_model: BaseModelOption = BASE_MODEL,
     groups: Annotated[int, typer.Option(min=1, help="Scenarios to try.")] = 4,
-    group_size: Annotated[int, typer.Option(min=2, help="Rollouts of each.")] = 8,
-    groups_per_step: Annotated[int, typer.Option(min=1, help="Groups in a step of the planned run.")] = 8,
+    group_size: GroupSizeOption = 8,
+    groups_per_step: GroupsPerStepOption = 8,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of the planned run.")] = None,
     success_reward: Annotated[float, typer.Option(help="Reward from which a rollout counts as a success.")] = 0.5,
-    timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds that one rollout may take.")] = None,
+    timeout: TimeoutOption = None,
     path: PathOption = Path(".art"),
     backend: BackendOption = None,
     api_key: KeyOption = None,

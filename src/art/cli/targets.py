@@ -18,6 +18,11 @@ RolloutArgument = Annotated[
 ScenariosOption = Annotated[
     str, typer.Option(metavar="FILE|MODULE:NAME", help="A JSONL file, one scenario a line, or a Python object.")
 ]
+BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+BaseModelOption = Annotated[str, typer.Option(help="A local directory or a hub id.", show_default="SmolLM2-135M")]
+GroupsPerStepOption = Annotated[int, typer.Option(min=1, help="Scenarios in a step.")]
+GroupSizeOption = Annotated[int, typer.Option(min=2, help="Rollouts of each scenario.")]
+TimeoutOption = Annotated[float | None, typer.Option(min=0.001, help="Seconds that one rollout may take.")]
 PathOption = Annotated[Path, typer.Option(help="Directory of the local backend.")]
 BackendOption = Annotated[
     str | None, typer.Option(metavar="URL", help="Use the backend at this address instead of a local one.")

@@ -8,12 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from art.cli.targets import (
+    BASE_MODEL,
     BackendOption,
+    BaseModelOption,
+    GroupSizeOption,
+    GroupsPerStepOption,
     JsonOption,
     KeyOption,
     PathOption,
     RolloutArgument,
     ScenariosOption,
+    TimeoutOption,
     find_object,
     open_backend,
     print_json,
@@ -28,14 +33,12 @@ def train(
     scenarios: ScenariosOption,
     model: Annotated[str, typer.Option(metavar="PROJECT/NAME", help="The model; the same one is taken up again.")],
     steps: Annotated[int, typer.Option(min=1, help="Training steps in all.")],
-    base_model: Annotated[
-        str, typer.Option(help="A local directory or a hub id.")
-    ] = "HuggingFaceTB/SmolLM2-135M-Instruct",
-    groups_per_step: Annotated[int, typer.Option(min=1, help="Scenarios of a step.")] = 8,
-    group_size: Annotated[int, typer.Option(min=2, help="Rollouts of each scenario.")] = 8,
+    base_model: BaseModelOption = BASE_MODEL,
+    groups_per_step: GroupsPerStepOption = 8,
+    group_size: GroupSizeOption = 8,
     learning_rate: Annotated[float, typer.Option(help="Learning rate of the adapter.")] = 1e-5,
     max_staleness: Annotated[int, typer.Option(min=0, help="Policy versions that a rollout may be old.")] = 0,
-    timeout: Annotated[float | None, typer.Option(min=0.001, help="Seconds that one rollout may take.")] = None,
+    timeout: TimeoutOption = None,
     logger: Annotated[
         list[str] | None, typer.Option(help="mlflow, tensorboard, trackio or wandb; may be repeated.")
     ] = None,

@@ -6,6 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
+
+from art.cli import app
 
 
 def art(*arguments: str, cwd: Path | None = None, **environment: str) -> "subprocess.CompletedProcess[str]":
@@ -27,6 +31,24 @@ def test_help_names_every_command_and_fits_80_columns() -> None:
     for part in (*commands, "--version", "--install-completion", "Start here"):
         assert part in finished.stdout
     assert max(map(len, finished.stdout.splitlines())) <= 80
+
+
+def test_the_help_of_every_command_fits_80_columns_and_says_what_each_option_is() -> None:
+    group = typer.main.get_command(app)
+    runner = CliRunner(env={"COLUMNS": "80", "TERM": "dumb"})
+    for name, command in group.commands.items():
+        shown = runner.invoke(app, [name, "--help"])
+        assert shown.exit_code == 0, name
+        assert max(map(len, shown.stdout.splitlines())) <= 80, name
+        assert "…" not in shown.stdout, name
+        assert command.help, name
+        assert "\n" not in command.help.replace("\n\n", ""), "broken where the terminal ends, not where the source does"
+        for option in command.params:
+            assert option.help, (name, option.name)
+            assert any(text in shown.stdout for text in (*option.opts, option.metavar or option.name)), (
+                name,
+                option.name,
+            )
 
 
 def test_completion_of_the_shell() -> None:
