@@ -29,6 +29,7 @@ from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
 from rich.table import Table
 
 import art
@@ -215,7 +216,7 @@ def show(runs: list[Run]) -> None:
     shown = Table(*heading, title="means over the seeds, ± their standard deviation")
     for line in lines:
         shown.add_row(*line)
-    console.print(shown)
+    Console(stderr=True, width=max(console.width, 150)).print(shown)
     report(judge(runs), None)
 
 

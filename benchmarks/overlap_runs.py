@@ -33,9 +33,9 @@ class Run:
     """Of the last version, on scenarios that it was not trained on, without waits."""
     shares: dict[str, float]
     """Of the engine's time, by state; empty where it is not known."""
-    stale: float = 0.0
-    """Groups that grew too old."""
-    staleness: float = 0.0
+    stale: float | None = None
+    """Groups that grew too old; ``None``: there is no such thing."""
+    staleness: float | None = None
     """Mean age of the trained tokens, in policy versions."""
     trainer_s: float = 0.0
     timeline: list[list[float]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Run:
         final = "" if self.final_reward is None else f" → {self.final_reward:.3f}"
         return (
             f"{self.seconds:.0f} s for {self.steps} steps{shares}, reward {self.first_reward:.3f}{final}, "
-            f"{self.stale:.0f} stale groups, mean age {self.staleness:.2f}, trainer {self.trainer_s:.0f} s"
+            f"{self.stale or 0:.0f} stale groups, mean age {self.staleness or 0:.2f}, trainer {self.trainer_s:.0f} s"
         )
 
 
@@ -103,7 +103,7 @@ def table(runs: Sequence[Run]) -> list[list[str]]:
 
     def spread(values: Sequence[float], form: Callable[[float], str]) -> str:
         if not values:
-            return "not known"
+            return "–"
         text = form(statistics.fmean(values))
         return text if len(values) == 1 else f"{text} ± {form(statistics.stdev(values))}"
 
@@ -117,8 +117,8 @@ def table(runs: Sequence[Run]) -> list[list[str]]:
             spread([run.seconds for run in group], lambda s: f"{s:.0f} s") + " (scaled)" * scaled,
             f"{base / statistics.fmean(run.seconds for run in group):.1f}×",
             *(spread([run.shares[state] for run in group if run.shares], share) for state in STATES),
-            spread([run.stale for run in group], lambda n: f"{n:.0f}"),
-            spread([run.staleness for run in group], lambda n: f"{n:.2f}"),
+            spread([run.stale for run in group if run.stale is not None], lambda n: f"{n:.0f}"),
+            spread([run.staleness for run in group if run.staleness is not None], lambda n: f"{n:.2f}"),
             spread([run.first_reward for run in group], lambda r: f"{r:.2f}"),
             spread([run.final_reward for run in group if run.final_reward is not None], lambda r: f"{r:.3f}"),
             str(len(group)),

@@ -60,7 +60,7 @@ def test_the_table_has_means_and_spreads():
         "stale groups": "2 ± 0", "mean age": "0.70 ± 0.00", "first reward": "0.10 ± 0.00", "final reward": "0.485 ± 0.007",
         "seeds": "2",
     }  # fmt: skip
-    assert (found[TRL]["time"], found[TRL]["idle"]) == ("400 s (scaled)", "not known")
+    assert (found[TRL]["time"], found[TRL]["idle"]) == ("400 s (scaled)", "–")
 
 
 def test_the_picture_and_the_page_are_made_from_what_was_kept(tmp_path, monkeypatch, capsys):
