@@ -31,9 +31,15 @@ class Depth:
         """Groups that should be in flight now."""
         return self._per_step * (1 + self._max_staleness) + self._surplus
 
-    def adapt(self, idle_share: float | None) -> int:
-        """Learn from a step which share of it the engine idled, and return ``groups``; ``None``: it is not known."""
+    def adapt(self, idle_share: float | None, ready: int) -> int:
+        """Learn from a step, and return ``groups``.
+
+        Args:
+            idle_share: Share of the step for which the engine idled; ``None``: it is not known.
+            ready: Groups that were ready when it ended. With a whole step's worth, more would not be trained sooner.
+        """
         if self._max_staleness and idle_share is not None:
+            idle_share = idle_share if ready < self._per_step else 0.0
             surplus = self._surplus + round(GAIN * self._per_step * (idle_share - AIM))
             self._surplus = min(max(surplus, 0), math.ceil(MOST * self._per_step))
         return self.groups

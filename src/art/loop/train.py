@@ -138,7 +138,7 @@ async def train(
         return batch
 
     def count(batch: Batch, counts: Counts, metrics: Mapping[str, float]) -> dict[str, float]:
-        groups.resize(depth.adapt(metrics.get("throughput/engine_idle_share")))
+        groups.resize(depth.adapt(metrics.get("throughput/engine_idle_share"), groups.ready.qsize()))
         timeouts, runner.timeouts = runner.timeouts, 0
         return {"pipeline/rollouts_running": float(runner.running), "pipeline/rollout_timeouts": float(timeouts)}
 

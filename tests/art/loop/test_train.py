@@ -402,7 +402,10 @@ async def test_groups_in_flight_follow_the_idle_share_of_the_engine(make_model, 
         return result
 
     async def note(scenario, mine):
+        """Ends when its step is the next one."""
         begun.add(scenario)
+        while scenario >= 4 * (backend.step + 1):
+            await asyncio.sleep(0.001)
 
     backend.train = watched
     options = {**SMALL, "groups_per_step": 4, "max_staleness": 1, "steps": 3}
@@ -411,6 +414,7 @@ async def test_groups_in_flight_follow_the_idle_share_of_the_engine(make_model, 
 
 
 def test_the_surplus_of_groups_has_bounds():
-    assert [Depth(4, 1).adapt(share) for share in (0.30, 0.05, 0.0, None)] == [11, 8, 8, 8]
-    assert [Depth(4, 2).adapt(share) for share in (1.0, 0.0)] == [18, 12]
-    assert Depth(4, 0).adapt(0.9) == 4, "without staleness a step waits for its own groups"
+    assert [Depth(4, 1).adapt(share, ready=3) for share in (0.30, 0.05, 0.0, None)] == [11, 8, 8, 8]
+    assert [Depth(4, 2).adapt(share, ready=0) for share in (1.0, 0.0)] == [18, 12]
+    assert Depth(4, 1).adapt(0.30, ready=4) == 8, "the next step has its groups already"
+    assert Depth(4, 0).adapt(0.9, ready=0) == 4, "without staleness a step waits for its own groups"
