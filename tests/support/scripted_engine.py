@@ -183,8 +183,15 @@ async def _disconnected(request: Request) -> None:
 @contextlib.asynccontextmanager
 async def serve(app: Any) -> AsyncIterator[str]:
     """Serve an ASGI application on a free loopback port, in this event loop; the value is its URL."""
+    # clients keep idle connections; by default they would be closed after 5 s, in the middle of a call if the machine stalls
     config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1
+        app,
+        host="127.0.0.1",
+        port=0,
+        log_level="error",
+        lifespan="off",
+        timeout_keep_alive=600,
+        timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import re
+from urllib.parse import urlsplit
 
 import pytest
 import torch
@@ -70,6 +71,21 @@ async def collect(stream):
 
 def join(deltas):
     return [token for delta in deltas for token in delta.token_ids]
+
+
+async def test_an_idle_connection_stays_open(client):
+    """The gateway keeps its connections for longer than servers do by default; one that closes in mid call fails it."""
+    url = urlsplit(client.base_url)
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    for pause_s in (5.5, 0):
+        writer.write(b"GET /health HTTP/1.1\r\nHost: engine\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 ")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(pause_s + 0.5):
+                while await reader.read(1000):
+                    pass
+                pytest.fail("the engine closed the connection")
+    writer.close()
 
 
 async def test_greedy_tokens_and_logprobs_are_the_models_own(client, model):

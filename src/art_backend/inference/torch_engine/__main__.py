@@ -90,7 +90,13 @@ def main(argv: list[str]) -> None:
 
     app = build_app(engine, api_key=api_key, lifespan=lifespan)
     uvicorn.run(
-        app, host=options.host, port=options.port, log_level="warning", access_log=False, timeout_graceful_shutdown=2
+        app,
+        host=options.host,
+        port=options.port,
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=2,
     )
 
 
