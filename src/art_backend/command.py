@@ -220,6 +220,7 @@ async def _run(settings: Settings, start_engine: StartEngine | None, *, watch_st
         app,
         log_level="warning",
         access_log=False,
+        proxy_headers=False,
         http="httptools",
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=5,

@@ -4,11 +4,12 @@ Every choice carries ``art: {turn, rollout, policy_version}``, the reference tha
 chunk that carries the finish reason.
 """
 
-import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
+
+import orjson
 
 from art_backend.errors import BadRequestError, ServiceError
 from art_backend.gateway.answers import Answer, Call, Completed, TopLogprobs
@@ -20,8 +21,6 @@ from art_backend.gateway.ports import ServedModel
 from art_backend.gateway.responding import Surface
 from art_backend.gateway.sampling import plan_sampling
 from art_backend.gateway.sources import Conversation
-
-_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 _TYPES = {
     400: "invalid_request_error",
@@ -213,7 +212,7 @@ def _tool_call(call: ParsedToolCall) -> dict[str, Any]:
 
 
 def write_json(value: Any) -> bytes:
-    return _encode(value).encode()
+    return orjson.dumps(value)
 
 
 CHAT = Surface("chat", read_call, write_whole, write_events, write_error, write_error_event)

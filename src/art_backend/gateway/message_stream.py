@@ -3,14 +3,13 @@
 ``feed`` takes new ids. When a stop string is complete ``stopped`` turns true, and the ids up to there are the completion.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from renderers.base import Renderer, ToolCallParseStatus
 
 from art_backend.gateway.detokenize import TextStream
-from art_backend.gateway.parse import ParsedMessage, ParsedToolCall, StopScanner, TextParser, overlap
+from art_backend.gateway.parse import ParsedMessage, StopScanner, TextParser, make_call, overlap
 
 
 class TextMessageStream:
@@ -118,9 +117,10 @@ def parse_known(
     parsed = renderer.parse_response(completion, tools=offered, prompt_ids=prompt)
     message = ParsedMessage(parsed.content, parsed.reasoning_content or "")
     for call in parsed.tool_calls:
-        if call.status is ToolCallParseStatus.OK and call.name and tools:
-            arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments or {})
-            message.tool_calls.append(ParsedToolCall(call.name, arguments))
+        good = call.status is ToolCallParseStatus.OK and tools
+        made = make_call(call.name, call.arguments or {}) if good and call.name else None
+        if made:
+            message.tool_calls.append(made)
         elif ended:
             message.content += call.raw
     return message

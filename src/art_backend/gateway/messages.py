@@ -7,6 +7,8 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import orjson
+
 from art_backend.errors import BadRequestError, ServiceError
 from art_backend.gateway.answers import Answer, Call, Completed
 from art_backend.gateway.chat import read_model, read_stream, write_json
@@ -261,7 +263,7 @@ def _blocks(message: ParsedMessage) -> list[dict[str, Any]]:
 
 
 def _tool_use(call: ParsedToolCall) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": orjson.Fragment(call.arguments)}
 
 
 def _stop_reason(one: Completed) -> str:

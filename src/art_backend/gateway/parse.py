@@ -9,7 +9,7 @@ import json
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 THINK, END_THINK = "<think>", "</think>"
 CALL, END_CALL = "<tool_call>", "</tool_call>"
@@ -161,16 +161,19 @@ def read_call(body: str) -> ParsedToolCall | None:
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
         return None
     arguments = call.get("arguments", call.get("parameters"))
-    if isinstance(arguments, str):
-        try:
+    return make_call(call["name"], {} if arguments is None else arguments)
+
+
+def make_call(name: str, arguments: Any) -> ParsedToolCall | None:
+    """A call with ``arguments``, an object or its JSON; ``None`` if it is neither, or what JSON and Unicode cannot hold."""
+    try:
+        if isinstance(arguments, str):
             arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
-            return None
-    if arguments is None:
-        arguments = {}
-    if not isinstance(arguments, dict):
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        (name + text).encode()  # escapes can spell halves of a character, which are no text
+    except (ValueError, RecursionError):
         return None
-    return ParsedToolCall(call["name"], json.dumps(arguments, ensure_ascii=False))
+    return ParsedToolCall(name, text) if isinstance(arguments, dict) else None
 
 
 def overlap(text: str, mark: str) -> int:

@@ -17,18 +17,17 @@ turns; a conversation that goes on from those words extends the later one, and i
 """
 
 import hashlib
-import json
 import secrets
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from art_backend.gateway.render import ChatRenderer, Message, Tools
 
 Digest = bytes
-
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 @dataclass(slots=True, eq=False)
@@ -260,7 +259,7 @@ class Tree:
     def commit(
         self,
         prompt: Prompt,
-        fed: Sequence[int],
+        fed: "array[int]",
         completions: Sequence[Sampled],
         store: Callable[[Sequence[Turn]], None],
     ) -> list[Turn]:
@@ -270,12 +269,12 @@ class Tree:
             fed: The ids that the engine was fed.
             store: Makes the turns durable. If it raises, the tree stays as it was.
         """
-        if prompt.path_ids() != array("i", fed):
+        if prompt.path_ids() != fed:
             raise AssertionError("the prompt's path is not what the engine was fed")
         if any(len(sampled.ids) != len(sampled.logprobs) for sampled in completions):
             raise AssertionError("the engine reported another number of log-probabilities than of ids")
         known = self._by_place.get(prompt.digest)
-        if known is not None and known.parent is prompt.parent and known.path_ids() == array("i", fed):
+        if known is not None and known.parent is prompt.parent and known.path_ids() == fed:
             prompt = known  # a concurrent call of the same messages was first
         turns = [
             Turn(
@@ -351,7 +350,7 @@ def _calls_digest(digest: Digest, message: Message) -> Digest:
 
 
 def _digest(before: Digest, what: Any) -> Digest:
-    return hashlib.blake2b(before + _encode(what).encode(), digest_size=16).digest()
+    return hashlib.blake2b(before + orjson.dumps(what, option=orjson.OPT_SORT_KEYS), digest_size=16).digest()
 
 
 def new_id(kind: str) -> str:

@@ -22,7 +22,7 @@ from art_backend.gateway.sampling import Plan, plan_sampling
 from art_backend.gateway.sources import Conversation, MessageStream, Source
 from art_backend.gateway.tree import Prompt, Sampled, Tree, Turn
 from art_backend.inference.client import EngineError
-from art_backend.inference.contract import Generation, Structure
+from art_backend.inference.contract import Generation
 from art_backend.store.captures import CaptureStore
 
 LONG_TEXT = 50_000
@@ -37,8 +37,9 @@ class _Placed:
     rollout: str | None
     tree: Tree
     prompt: Prompt
-    ids: list[int]
-    structure: Structure | None
+    ids: "array[int]"
+    plan: Plan | None
+    """Of its completions; ``None`` when it leaves no room for any."""
 
 
 @dataclass(slots=True)
@@ -141,41 +142,24 @@ class TurnTaker:
     async def _sample_and_commit(self, identity: Identity, step: int | None, answer: Answer) -> None:
         """Place, sample, commit. Nothing is stored unless all of it was sampled."""
         call, model = answer.call, answer.model
-        placed = [await self._place(identity, model, step, source) for source in call.sources]
-        rooms = [model.max_sequence_length - len(one.ids) if one else 0 for one in placed]
-        answer.prompt_tokens = sum(model.max_sequence_length - max(room, 0) for room in rooms)
-        if any(room > 0 for room in rooms):
+        placed = [await self._place(identity, model, step, source, call.plan) for source in call.sources]
+        longest = model.max_sequence_length
+        answer.prompt_tokens = sum(min(len(one.ids), longest) if one else longest for one in placed)
+        choices = list(enumerate(one for one in placed for _ in range(call.plan.n)))
+        sampled = [(choice, one, one.plan) for choice, one in choices if one and one.plan]
+        if sampled:
             async with model.lease(step) as lease:
-                collected = await _run_all(
-                    [
-                        _sample(
-                            lease,
-                            one,
-                            call.plan.fit(room, model.renderer.stop_token_ids, one.structure),
-                            answer,
-                            choice,
-                        )
-                        for choice, (one, room) in self._spread(answer, placed, rooms)
-                        if one is not None and room > 0
-                    ]
-                )
+                collected = await _run_all([_sample(lease, one, plan, answer, choice) for choice, one, plan in sampled])
             version = lease.policy_version
         else:
             collected, version = [], 0
-        answer.completed = self._finish(identity, answer, placed, rooms, version, collected)
+        answer.completed = self._finish(identity, answer, placed, version, collected)
         for source in call.sources:
             source.forget()
 
-    @staticmethod
-    def _spread(
-        answer: Answer, placed: Sequence["_Placed | None"], rooms: Sequence[int]
-    ) -> "list[tuple[int, tuple[_Placed | None, int]]]":
-        """The place and room of each choice."""
-        n = answer.call.plan.n
-        pairs = [pair for pair in zip(placed, rooms, strict=True) for _ in range(n)]
-        return list(enumerate(pairs))
-
-    async def _place(self, identity: Identity, model: ServedModel, step: int | None, source: Source) -> _Placed | None:
+    async def _place(
+        self, identity: Identity, model: ServedModel, step: int | None, source: Source, plan: Plan
+    ) -> _Placed | None:
         """Find a prompt's place in its rollout's tree; ``None`` when it is certain to be too long."""
         size = source.size()
         if size > model.max_sequence_length * model.renderer.longest_token:
@@ -190,30 +174,30 @@ class TurnTaker:
             prompt = await asyncio.to_thread(source.place, tree, model.renderer)
         else:
             prompt = source.place(tree, model.renderer)
-        ids = prompt.path_ids().tolist()
-        return _Placed(source, rollout, tree, prompt, ids, source.structure(model.renderer, ids))
+        ids, renderer = prompt.path_ids(), model.renderer
+        room, structure = model.max_sequence_length - len(ids), source.structure(renderer, ids)
+        fitted = plan.fit(room, renderer.stop_token_ids, structure) if room > 0 else None
+        return _Placed(source, rollout, tree, prompt, ids, fitted)
 
     def _finish(
         self,
         identity: Identity,
         answer: Answer,
         placed: Sequence["_Placed | None"],
-        rooms: Sequence[int],
         version: int,
         collected: "Sequence[_Collected]",
     ) -> list[Completed]:
         """Store what was sampled, durably, and make answers of it. A prompt without room ends the episode as truncated."""
         n, remaining = answer.call.plan.n, list(collected)
         completed: list[Completed] = []
-        for index, (one, room) in enumerate(zip(placed, rooms, strict=True)):
-            if one is None or room < 1:
+        for index, one in enumerate(placed):
+            if one is None or one.plan is None:
                 if identity.rollout is not None:
                     self.captures.mark_truncated(identity.rollout)
                 completed += [_overflow(identity) for _ in range(n)]
             else:
-                plan = answer.call.plan.fit(room, answer.model.renderer.stop_token_ids, one.structure)
                 turn_ids = answer.turn_ids[index * n : (index + 1) * n]
-                completed += self._commit(one, plan, version, remaining[:n], turn_ids, answer)
+                completed += self._commit(one, one.plan, version, remaining[:n], turn_ids, answer)
                 remaining = remaining[n:]
         return completed
 

@@ -1,13 +1,13 @@
 """Speaks the engine contract of docs/architecture.md to any engine: token ids in, token ids and log-probabilities out."""
 
-import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
+import orjson
 
 from art_backend.inference.contract import Generation, GenerationDelta, Sampling
 
@@ -61,7 +61,7 @@ class EngineClient:
     async def generate(
         self,
         model: str,
-        token_ids: list[int],
+        token_ids: Sequence[int],
         sampling: Sampling,
         request_id: str | None = None,
         *,
@@ -87,7 +87,7 @@ class EngineClient:
     async def stream(
         self,
         model: str,
-        token_ids: list[int],
+        token_ids: Sequence[int],
         sampling: Sampling,
         request_id: str | None = None,
         *,
@@ -172,7 +172,7 @@ class EngineClient:
         return _json(await self._call("GET", path))
 
     async def _post(self, path: str, body: dict[str, Any] | None = None, params: dict[str, Any] | None = None) -> None:
-        await self._call("POST", path, None if body is None else json.dumps(body).encode(), params)
+        await self._call("POST", path, None if body is None else orjson.dumps(body), params)
 
     async def _call(
         self, method: str, path: str, content: bytes | None = None, params: dict[str, Any] | None = None
@@ -221,7 +221,7 @@ class EngineClient:
 
 
 def _generate_body(
-    model: str, token_ids: list[int], sampling: Sampling, request_id: str | None, *, stream: bool
+    model: str, token_ids: Sequence[int], sampling: Sampling, request_id: str | None, *, stream: bool
 ) -> bytes:
     params: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
@@ -241,10 +241,10 @@ def _generate_body(
         params["seed"] = sampling.seed
     if sampling.structure is not None:
         params["structured_outputs"] = sampling.structure.to_wire()
-    body: dict[str, Any] = {"model": model, "token_ids": token_ids, "sampling_params": params, "stream": stream}
+    body: dict[str, Any] = {"model": model, "token_ids": list(token_ids), "sampling_params": params, "stream": stream}
     if request_id is not None:
         body["request_id"] = request_id
-    return json.dumps(body, separators=(",", ":")).encode()
+    return orjson.dumps(body)
 
 
 def _read_events(lines: Iterable[bytes]) -> GenerationDelta | None:
@@ -253,7 +253,7 @@ def _read_events(lines: Iterable[bytes]) -> GenerationDelta | None:
     for line in lines:
         if not line.startswith(b"data:") or line.startswith(b"data: [DONE]"):
             continue
-        event = json.loads(line[5:])
+        event = _json(line[5:])
         if "error" in event:
             raise EngineError(int(event["error"].get("code") or 500), str(event["error"].get("message")))
         if delta is None:
@@ -279,7 +279,7 @@ def _parse_delta(body: dict[str, Any]) -> GenerationDelta:
 
 def _json(content: bytes) -> dict[str, Any]:
     try:
-        body = json.loads(content)
+        body = orjson.loads(content)
     except ValueError as error:
         raise EngineError(502, f"The answer is not JSON: {error}.") from error
     if not isinstance(body, dict):
@@ -289,7 +289,7 @@ def _json(content: bytes) -> dict[str, Any]:
 
 def _error(status: int, content: bytes) -> EngineError:
     try:
-        message = json.loads(content)["error"]["message"]
+        message = orjson.loads(content)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         message = content[:500].decode(errors="replace") or "no explanation"
     return EngineError(status, str(message))
