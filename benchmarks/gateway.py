@@ -1,6 +1,6 @@
 """What the gateway costs: added latency, requests per second beside the litellm proxy, a thousand rollouts at once.
 
-    python -m benchmarks.gateway [--quick] [--json PATH] [--litellm DIR] [--litellm-workers N] [--only latency|throughput|rollouts]
+    python -m benchmarks.gateway [--quick] [--json PATH] [--litellm DIR] [--litellm-workers N …] [--only latency|throughput|rollouts]
 
 The service is started as always, with its database on disk, but with an engine that speaks by script in a process of its
 own. Client, gateway, engine and peer share the same two cores. Every call is captured.
@@ -8,7 +8,7 @@ own. Client, gateway, engine and peer share the same two cores. Every call is ca
 - *latency*: 32 conversations at a time, completions of 16 to 48 tokens that take 10 ms per token, the same client against
   the gateway and against the engine's own chat endpoint. What the script takes is subtracted from each request.
 - *throughput*: 32 conversations of 6 turns at a time, an engine that answers at once, the same client against the gateway
-  and the litellm proxy, which passes the call to the same engine and captures nothing.
+  and the litellm proxy, of one process and of one per core, which passes the call to the same engine and captures nothing.
 - *rollouts*: 1,000 streaming rollouts of 20 turns, all at once. The service's memory is read while tokens are added.
 
 The peer lives in an environment of its own, made by ``make bench-gateway``.
@@ -198,7 +198,7 @@ def litellm_proxy(bench: Bench, environment: Path, workers: int) -> Iterator[tup
     if not command.exists():
         sys.exit(f"No litellm in {environment}. Install it with: make bench-gateway")
     route = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{bench.engine.base_url}/v1", "api_key": bench.engine_key}
-    config, log = bench.directory / "litellm.json", bench.directory / "litellm.log"
+    config, log = bench.directory / "litellm.json", bench.directory / f"litellm-{workers}.log"
     config.write_text(json.dumps({"model_list": [{"model_name": "m", "litellm_params": route}]}))
     port = free_port()
     argv = [str(command), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
@@ -210,13 +210,12 @@ def litellm_proxy(bench: Bench, environment: Path, workers: int) -> Iterator[tup
         yield f"{url}/v1", f"litellm proxy, {workers} worker{'s' if workers > 1 else ''}"
 
 
-def measure_throughput(bench: Bench, rounds: int, litellm: Path, workers: int) -> list[Row]:
+def measure_throughput(bench: Bench, rounds: int, litellm: Path, workers: Sequence[int]) -> list[Row]:
     bench.script(16, 16, 0)
-    with litellm_proxy(bench, litellm, workers) as (url, name):
-        sides: dict[str, Callable[[int], Side]] = {
-            "gateway": bench.ours,
-            name: lambda conversations: (url, "m", ["unused"] * conversations),
-        }
+    with contextlib.ExitStack() as proxies:
+        sides: dict[str, Callable[[int], Side]] = {"gateway": bench.ours}
+        for url, name in [proxies.enter_context(litellm_proxy(bench, litellm, number)) for number in workers]:
+            sides[name] = lambda conversations, url=url: (url, "m", ["unused"] * conversations)
         for side in sides.values():  # warm up
             bench.drive(side(AT_ONCE), 2)
         loads = alternate(
@@ -231,8 +230,11 @@ def measure_throughput(bench: Bench, rounds: int, litellm: Path, workers: int) -
         before = bench.cpu_s()
         taken = len(bench.drive(side, THROUGHPUT_TURNS).latencies_ms)
         console.print(f"gateway: {(bench.cpu_s() - before) / taken * 1000:.2f} ms of processor time per request")
-    speeds = [[_speed(load) for load in loads[key]] for key in sides]
-    return [compare("requests", *speeds, peer_name=name, unit="requests/s", at_least=5)]
+    ours, *peers = ([_speed(load) for load in loads[key]] for key in sides)
+    return [
+        compare(f"requests, beside {name}", ours, peer, peer_name=name, unit="requests/s", at_least=5)
+        for name, peer in zip(list(sides)[1:], peers, strict=True)
+    ]
 
 
 def _speed(load: Load) -> float:
@@ -290,7 +292,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="one round instead of three; ends within five minutes")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--litellm", type=Path, default=Path(".venv-litellm"), help="environment of the peer")
-    parser.add_argument("--litellm-workers", type=int, default=2, help="processes of the peer")
+    parser.add_argument(
+        "--litellm-workers", type=int, nargs="+", default=[1, CORES], help="processes of the peer; each number is measured"
+    )
     parser.add_argument("--only", choices=["latency", "throughput", "rollouts"], help="measure one thing")
     parser.add_argument("--keep", type=Path, help="keep the service's directory, with its log, here")
     options = parser.parse_args(argv)

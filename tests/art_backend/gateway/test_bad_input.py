@@ -139,6 +139,34 @@ async def test_what_is_no_text_and_what_is_huge(gateway, path):
     gateway.check(info.id)
 
 
+@pytest.mark.parametrize("path", PROTOCOLS)
+async def test_the_key_of_a_rollout_that_retention_deleted(gateway, path):
+    """It opens nothing any more, which is not worth a retry; others go on."""
+    expired, alive = gateway.rollout(), gateway.rollout()
+    body = {"model": "m", **PROTOCOLS[path][1]}
+    for info in (expired, alive):
+        assert (await post(gateway, info, body, f"/v1/{path}")).status_code == 200
+    gateway.captures.delete(expired.id)
+    for prefix in ("/v1", f"/r/{expired.id}/v1"):
+        answer = await post(gateway, expired, body, f"{prefix}/{path}")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
+        assert answer.headers["x-should-retry"] == "false"
+    assert (await post(gateway, expired, body, f"/r/{alive.id}/v1/{path}")).status_code == 401
+    assert (await post(gateway, alive, body, f"/v1/{path}")).status_code == 200
+    assert len(gateway.turns(alive.id)) == 2
+
+
+async def test_depth_is_limited_before_anything_is_stored(gateway):
+    """A little less deep than what is refused is repeated in the answer, and kept."""
+    info, seen = gateway.rollout(), set()
+    for depth in range(244, 260):
+        deep = b'{"model": "m", "input": "Hello", "metadata": ' + b"[" * depth + b"]" * depth + b"}"
+        answer = await post(gateway, info, deep, "/v1/responses")
+        seen.add(answer.status_code)
+        assert answer.status_code == 200 or "nested too deeply" in answer.json()["error"]["message"]
+    assert seen == {200, 400}
+
+
 async def test_unknown_models_and_keys(gateway):
     client, _ = gateway.new_client(max_retries=2)
     with pytest.raises(openai.NotFoundError, match="Models: \\['m'\\]"):
@@ -165,4 +193,9 @@ async def test_malformed_tool_calls_reach_the_agent_as_text(gateway):
     bad = {"id": "x", "type": "function", "function": {"name": "f", "arguments": '{"city": "Z'}}
     history = [*HELLO, message, {"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [bad]}]
     await client.chat.completions.create(model="m", messages=[*history, *HELLO], tools=tools)
+    call = {"type": "function_call", "call_id": "x", **bad["function"]}
+    await client.responses.create(
+        model="m", input=[*HELLO, call, {"type": "function_call_output", "call_id": "x", "output": "?"}]
+    )
+    assert '{"city": "Z' in gateway.renderer.detokenizer.decode(gateway.engine.calls[-1].fed).replace('\\"', '"')
     gateway.check(rollout)

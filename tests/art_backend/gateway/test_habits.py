@@ -5,7 +5,14 @@ import pytest
 from tests.art_backend.gateway.test_bad_input import PROTOCOLS
 
 HELLO = [{"role": "user", "content": "Hello"}]
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": False}}
+SCHEMA = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "title": "F",
+    "properties": {"a": {"type": "string", "title": "A", "nullable": True, "default": None}},
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": SCHEMA, "strict": False}}
 CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 THOUGHT = "<think>\nhm\n</think>\n\n"
 

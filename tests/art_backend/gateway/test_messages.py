@@ -52,6 +52,34 @@ async def test_a_tool_using_conversation_is_one_row(gateway, stream):
     assert len(gateway.turns(info.id)) == 3
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_blocks_of_all_kinds_come_back(gateway, stream):
+    """Tools that say what they are, system text as a string, results that are errors, reasoning that was taken out."""
+    info = gateway.rollout()
+    client = connect(gateway, info)
+    gateway.engine.say(f"<think>\nhm\n</think>\n\n{CALL}", "No weather.")
+    options = {"stream": stream, "system": "Be brief.", "tools": [{"type": "custom", **TOOLS[0]}]}
+    first = await ask(client, messages=HELLO, **options)
+    thinking, use = first.content
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "no such city", "is_error": True}
+    said = [thinking, {"type": "redacted_thinking", "data": "x"}, use]
+    messages = [*HELLO, {"role": "assistant", "content": said}, {"role": "user", "content": [result]}]
+    assert (await ask(client, messages=messages, **options)).content[0].text == "No weather."
+    assert "no such city" in gateway.renderer.detokenizer.decode(gateway.engine.calls[-1].fed)
+    assert len(gateway.captures.rows(info.id).rows) == 1
+    gateway.check(info.id)
+
+
+async def test_numbers_in_calls_are_sent_as_they_were_sampled(gateway):
+    """Also those that 64 bits do not hold."""
+    info = gateway.rollout()
+    number = "123456789012345678901234567890"
+    gateway.engine.say(CALL.replace("1.0", number))
+    body = {"model": "m", "max_tokens": 200, "messages": HELLO, "tools": TOOLS}
+    async with httpx.AsyncClient(base_url=gateway.url, headers={"x-api-key": info.api_key}) as http:
+        assert number in (await http.post("/v1/messages", json=body)).text
+
+
 async def test_answers_refer_to_their_turns(gateway):
     info = gateway.rollout()
     client = connect(gateway, info)
@@ -118,11 +146,13 @@ async def test_errors_have_anthropics_shape(gateway):
     client = connect(gateway, info, max_retries=2)
     good = {"model": "m", "max_tokens": 9, "messages": HELLO}
     image = {"role": "user", "content": [{"type": "image", "source": {}}]}
+    use = {"type": "tool_use", "id": "x", "name": "w", "input": '{"city": "Z'}
     cases = [
         ({**good, "messages": []}, "messages"),
         ({**good, "messages": [{"role": "robot", "content": ""}]}, "messages.0.role"),
         ({**good, "messages": [image]}, "messages.0.content.0.type"),
         ({**good, "messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
+        ({**good, "messages": [{"role": "assistant", "content": [use]}]}, "messages.0.content.0.input"),
         ({**good, "tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools.0"),
         ({**good, "tools": [{"name": "w"}]}, "tools.0.input_schema"),
         ({**good, "tool_choice": {"type": "any"}}, "tool_choice"),

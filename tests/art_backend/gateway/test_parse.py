@@ -39,6 +39,8 @@ def parse(text, sizes=(1000,), calls=True, thinking=False):
         ("<tool_call>[1]</tool_call>", ("<tool_call>[1]</tool_call>", "", [])),
         ("<tool_call>{}</tool_call>", ("<tool_call>{}</tool_call>", "", [])),
         ("<tool_cal", ("<tool_cal", "", [])),
+        *[(call, (call, "", [])) for value in ("NaN", "1e999", '"\\ud800"')
+          if (call := f'<tool_call>{{"name": "f", "arguments": {{"a": {value}}}}}</tool_call>')],
         ("<think", ("<think", "", [])),
     ],
 )  # fmt: skip

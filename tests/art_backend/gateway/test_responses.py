@@ -169,6 +169,9 @@ async def test_stored_responses(gateway):
         with pytest.raises(openai.NotFoundError) as caught:
             await who.responses.retrieve(response.id)
         assert caught.value.param == "response_id"
+    with pytest.raises(openai.BadRequestError, match="from the first") as caught:
+        await client.responses.retrieve(second.id, stream=True, starting_after=2)
+    assert caught.value.param == "starting_after"
     for query in ({"limit": "0"}, {"limit": "many"}, {"limit": "999"}, {"after": "nothing"}):
         with pytest.raises(openai.BadRequestError) as caught:
             await client.responses.input_items.list(second.id, extra_query=query)
@@ -242,6 +245,8 @@ async def test_bad_input_is_named(gateway):
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0"),
         ({"input": [{"type": "item_reference", "id": 3}]}, "input.0.id"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools.0"),
+        ({"input": "x", "tools": [{"type": "custom", "name": "code"}]}, "tools.0"),
+        ({"input": [user, {"type": "custom_tool_call", "name": "code", "input": "1"}]}, "input.1.type"),
         ({"input": "x", "tools": [{"type": "function"}]}, "tools.0.name"),
         ({"input": "x", "tool_choice": "required"}, "tool_choice"),
         ({"input": "x", "text": {"format": {"type": "xml"}}}, "text.format.type"),

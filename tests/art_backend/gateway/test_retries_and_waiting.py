@@ -1,19 +1,33 @@
 """Retries, clients that leave, held requests, and engines that fail."""
 
 import asyncio
+import contextlib
 import json
 import time
 
 import httpx
 import openai
 import pytest
+from tests.art_backend.gateway.test_bad_input import PROTOCOLS
 
 from art_backend.errors import EngineFailedError
 from art_backend.gateway import retries
+from art_backend.gateway.app import KEEP_ALIVE_S
 from art_backend.gateway.retries import RetryWindow
 
 HELLO = [{"role": "user", "content": "Hello"}]
 RETRY = {"x-stainless-retry-count": "1"}
+
+
+@contextlib.asynccontextmanager
+async def ask(gateway, info, path, body, headers=None):
+    """An answer to any protocol's request, to be read."""
+    headers = {"x-api-key": info.api_key, **(headers or {})}
+    async with (
+        httpx.AsyncClient(base_url=gateway.url, headers=headers, timeout=30) as http,
+        http.stream("POST", f"/v1/{path}", json=body) as answer,
+    ):
+        yield answer
 
 
 async def until(condition, timeout_s=5.0):
@@ -94,52 +108,56 @@ async def test_the_sdk_times_out_and_its_retry_leaves_no_ghost(quiet_gateway):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_leaves_frees_the_engine_and_leaves_nothing(gateway, stream):
-    client, rollout = gateway.new_client()
+@pytest.mark.parametrize("path", PROTOCOLS)
+async def test_a_client_that_leaves_frees_the_engine_and_leaves_nothing(gateway, path, stream):
+    info = gateway.rollout()
     gateway.engine.token_delay_s = 0.02
     gateway.engine.emit([70] * 200)
+    body = {"model": "m", **PROTOCOLS[path][1], "stream": stream}
+    limit = {"responses": "max_output_tokens"}.get(path, "max_tokens")
 
-    async def ask():
-        answer = await client.chat.completions.create(model="m", messages=HELLO, stream=stream)
-        if stream:
-            async for _ in answer:
-                pass
+    async def leave():
+        async with ask(gateway, info, path, {**body, limit: 200}) as answer:
+            await answer.aread()
 
-    asking = asyncio.create_task(ask())
+    asking = asyncio.create_task(leave())
     await until(lambda: gateway.engine.waiting == 1)
     await asyncio.sleep(0.1)
     asking.cancel()
     await until(lambda: gateway.engine.calls[0].cancelled, 1.0)
-    assert gateway.turns(rollout) == []
-    assert gateway.captures.tree(rollout).prompts == {}
+    assert gateway.turns(info.id) == []
+    assert gateway.captures.tree(info.id).prompts == {}
     gateway.engine.token_delay_s = 0
-    await client.chat.completions.create(model="m", messages=HELLO)
-    gateway.check(rollout)
+    async with ask(gateway, info, path, body) as answer:
+        assert answer.status_code == 200 and await answer.aread()
+    gateway.check(info.id)
 
 
-async def test_held_requests_hear_something(gateway):
-    """White space before JSON and comments in a stream, which the SDKs skip."""
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PROTOCOLS)
+async def test_held_requests_hear_something(gateway, path, stream):
+    """White space before JSON and comments in a stream, which clients skip."""
     info = gateway.rollout()
     gateway.engine.hold()
-    headers = {"authorization": f"Bearer {info.api_key}"}
-    async with httpx.AsyncClient(base_url=gateway.url, headers=headers) as http:
-        for stream, sign in ((False, b" "), (True, b": keep-alive\n\n")):
-            gateway.engine.hold()
-            body = {"model": "m", "messages": HELLO, "stream": stream}
-            async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
-                assert answer.status_code == 200
-                parts = answer.aiter_raw()
-                assert await anext(parts) == sign
-                assert await anext(parts) == sign
-                gateway.engine.release()
-                rest = b"".join([part async for part in parts])
-                if not stream:
-                    assert json.loads(rest)["choices"][0]["finish_reason"] == "stop"
-                else:
-                    assert rest.endswith(b"data: [DONE]\n\n")
+    body = {"model": "m", **PROTOCOLS[path][1], "stream": stream}
+    async with ask(gateway, info, path, body) as answer:
+        assert answer.status_code == 200
+        parts = answer.aiter_raw()
+        for _ in range(2):
+            assert await anext(parts) == (b": keep-alive\n\n" if stream else b" ")
+        gateway.engine.release()
+        rest = b"".join([part async for part in parts])
+    if stream:
+        assert rest.rstrip().splitlines()[-1].startswith(b"data: ")
+    else:
+        assert json.loads(rest)["art" if path in ("responses", "messages") else "choices"]
+    assert len(gateway.turns(info.id)) == 1
+
+
+async def test_the_sdk_skips_signs_of_life(gateway):
+    client, _ = gateway.new_client()
     for stream in (False, True):
         gateway.engine.hold()
-        client = gateway.client(info.api_key)
         asking = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO, stream=stream))
         await asyncio.sleep(0.4)
         gateway.engine.release()
@@ -147,7 +165,7 @@ async def test_held_requests_hear_something(gateway):
         if stream:
             answer = [chunk async for chunk in answer][-1]
         assert answer.choices[0].finish_reason == "stop"
-    assert len(gateway.turns(info.id)) == 4
+    assert KEEP_ALIVE_S <= 30, "clients give up after 60 s of silence"
 
 
 async def test_requests_wait_while_the_policy_is_updated(quiet_gateway):
@@ -165,6 +183,31 @@ async def test_requests_wait_while_the_policy_is_updated(quiet_gateway):
         await client.chat.completions.create(model="m", messages=HELLO)
     assert caught.value.response.headers["retry-after"] == "10"
     assert "x-should-retry" not in caught.value.response.headers
+
+
+async def test_every_protocol_is_told_when_to_come_back(quiet_gateway):
+    gateway = quiet_gateway
+    info = gateway.rollout()
+    gateway.model.gate.close()
+
+    async def wait(path, stream):
+        async with ask(gateway, info, path, {"model": "m", **PROTOCOLS[path][1], "stream": stream}) as answer:
+            error = json.loads(await answer.aread())["error"]
+            assert (answer.status_code, answer.headers["retry-after"]) == (429, "10")
+            assert error["type"] == "rate_limit_error" and "still being updated" in error["message"]
+
+    await asyncio.gather(*(wait(path, stream) for path in PROTOCOLS for stream in (False, True)))
+    assert gateway.engine.calls == [] == gateway.turns(info.id)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PROTOCOLS)
+async def test_a_retry_in_every_protocol_is_the_same_turn(gateway, path, stream):
+    info = gateway.rollout()
+    for headers in ({}, RETRY, RETRY):
+        async with ask(gateway, info, path, {"model": "m", **PROTOCOLS[path][1], "stream": stream}, headers) as answer:
+            assert gateway.turns(info.id)[0].id.encode() in await answer.aread()
+    assert len(gateway.turns(info.id)) == len(gateway.engine.calls) == 1
 
 
 async def test_a_refused_request_that_is_retried_is_a_new_sample(quiet_gateway):
