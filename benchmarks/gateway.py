@@ -293,7 +293,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--litellm", type=Path, default=Path(".venv-litellm"), help="environment of the peer")
     parser.add_argument(
-        "--litellm-workers", type=int, nargs="+", default=[1, CORES], help="processes of the peer; each number is measured"
+        "--litellm-workers",
+        type=int,
+        nargs="+",
+        default=[1, CORES],
+        help="processes of the peer; each number is measured",
     )
     parser.add_argument("--only", choices=["latency", "throughput", "rollouts"], help="measure one thing")
     parser.add_argument("--keep", type=Path, help="keep the service's directory, with its log, here")
