@@ -3,7 +3,7 @@
 ``EngineProcess`` is one; ``EngineRouter`` is several. Nobody outside of this folder knows which.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
@@ -20,7 +20,7 @@ class EngineVerbs(Protocol):
     async def generate(
         self,
         model: str,
-        token_ids: list[int],
+        token_ids: Sequence[int],
         sampling: Sampling,
         request_id: str | None = None,
         *,
@@ -29,7 +29,7 @@ class EngineVerbs(Protocol):
     def stream(
         self,
         model: str,
-        token_ids: list[int],
+        token_ids: Sequence[int],
         sampling: Sampling,
         request_id: str | None = None,
         *,

@@ -160,7 +160,7 @@ class EngineRouter:
     async def generate(
         self,
         model: str,
-        token_ids: list[int],
+        token_ids: Sequence[int],
         sampling: Sampling,
         request_id: str | None = None,
         *,
@@ -172,7 +172,7 @@ class EngineRouter:
     async def stream(
         self,
         model: str,
-        token_ids: list[int],
+        token_ids: Sequence[int],
         sampling: Sampling,
         request_id: str | None = None,
         *,
