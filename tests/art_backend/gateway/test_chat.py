@@ -1,6 +1,8 @@
 """Chat completions through the official SDK."""
 
 import asyncio
+import contextlib
+import sqlite3
 
 import httpx
 import openai
@@ -241,6 +243,35 @@ async def test_x_api_key_opens_too_and_models_are_listed(gateway):
         answer = await http.get("/v1/models", headers={"x-api-key": info.api_key})
         assert [model["id"] for model in answer.json()["data"]] == ["m"]
         assert (await http.get("/v1/models")).status_code == 401
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_turn_is_on_disk_before_the_end_of_its_answer(gateway, tmp_path, stream):
+    """As another process sees it; a stream's words come before, since it is not a turn yet."""
+    client, rollout = gateway.new_client()
+    gateway.engine.token_delay_s = 0.02
+    gateway.engine.say("some words")
+
+    def stored():
+        with contextlib.closing(sqlite3.connect(tmp_path / "art.db")) as other:
+            return [row[0] for row in other.execute("SELECT id FROM turns WHERE rollout = ?", (rollout,))]
+
+    answer = await client.chat.completions.create(model="m", messages=HELLO, stream=stream)
+    if stream:
+        assert stored() == []
+        async for chunk in answer:
+            if chunk.choices[0].finish_reason:
+                assert stored() == [chunk.choices[0].model_extra["art"]["turn"]]
+                break
+    assert len(stored()) == 1
+
+
+async def test_a_seed_makes_a_request_repeatable_and_not_its_choices_the_same(gateway):
+    client, _ = gateway.new_client()
+    for seed in (5, 5, None):
+        options = {} if seed is None else {"seed": seed}
+        await client.chat.completions.create(model="m", messages=HELLO, n=2, **options)
+    assert [call.params.get("seed") for call in gateway.engine.calls] == [5, 6, 5, 6, None, None]
 
 
 async def test_a_restart_between_turns_loses_nothing(gateway):
