@@ -39,12 +39,13 @@ from art_backend.serving import EngineHost, ServedPolicy, WholePolicy
 from art_backend.settings import Settings
 from art_backend.store.captures import CaptureStore
 from art_backend.store.checkpoints import CheckpointStore
-from art_backend.store.database import open_database
+from art_backend.store.database import open_database, write_back
 from art_backend.store.runs import RunStore
 from art_backend.training.process import TrainerProcess
 from art_backend.training.types import AnyInput, ModelSetup, ScoredTrajectory, SftInput, StepInput
 
 RETENTION_CHECK_S = 3600.0
+WRITE_BACK_S = 1.0
 """How often old captures are looked for."""
 
 _log = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class Service:
         """Take up where a stopped service left off: settle its jobs, serve its models."""
         self.jobs.recover(lambda project, name: CheckpointStore(self.settings.checkpoints_dir(project, name)))
         self._begin(self._forget_old_captures())
+        self._begin(self._write_back())
         for spec in self.runs.list_models():
             try:
                 await self._serve(spec)
@@ -202,6 +204,12 @@ class Service:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+    async def _write_back(self) -> None:
+        """Keep the database's log short, beside the event loop."""
+        while True:
+            await asyncio.sleep(WRITE_BACK_S)
+            await asyncio.to_thread(write_back, self.settings.database_path)
 
     async def _forget_old_captures(self) -> None:
         """Delete rollouts that nobody has used for as long as captures are kept: now, and again now and then."""

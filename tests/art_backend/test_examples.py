@@ -47,9 +47,7 @@ def capture(captures, renderer, model="pupil", untrainable=None):
     sampled = Sampled(
         array("i", IDS), array("d", [-0.5] * 3), message, 0, {"temperature": 0.5}, untrainable, "stop", new_id("t")
     )
-    (turn,) = tree.commit(
-        placed, placed.path_ids().tolist(), [sampled], lambda turns: captures.store_turns(rollout, turns)
-    )
+    (turn,) = tree.commit(placed, placed.path_ids(), [sampled], lambda turns: captures.store_turns(rollout, turns))
     return rollout, turn.id
 
 

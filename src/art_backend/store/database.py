@@ -1,11 +1,14 @@
 """The one SQLite file of a service."""
 
+import contextlib
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from art_backend.errors import StorageFailedError
+
+LONGEST_LOG = 16_000
+"""Pages of the write-ahead log (4 KiB each) at which a commit writes them back itself, should ``write_back`` be late."""
 
 
 def open_database(path: Path) -> sqlite3.Connection:
@@ -19,11 +22,12 @@ def open_database(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # lets deletions give space back; must come first
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute(f"PRAGMA wal_autocheckpoint = {LONGEST_LOG}")
     connection.execute("PRAGMA foreign_keys = ON")
     return connection
 
 
-@contextmanager
+@contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     """Run a block as one transaction: all of it is stored, or none.
 
@@ -42,3 +46,12 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         raise StorageFailedError(
             f"The database could not be written ({error}). Free disk space, then try again."
         ) from error
+
+
+def write_back(path: Path) -> None:
+    """Move what is in the write-ahead log to the database itself. Call it often, in a thread of its own.
+
+    SQLite would do so within one commit in a hundred, which all callers would then wait for; commits go on beside this.
+    """
+    with contextlib.closing(sqlite3.connect(path, timeout=10)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")

@@ -34,9 +34,7 @@ def take_turn(store, renderer, rollout, messages, text, version=0):
     message = {"role": "assistant", "content": text}
     logprobs = module.array("d", [-0.25] * len(ids))
     sampled = Sampled(ids, logprobs, message, version, {"temperature": 1.0}, None, "stop", new_id("t"))
-    (turn,) = tree.commit(
-        placed, placed.path_ids().tolist(), [sampled], lambda turns: store.store_turns(rollout, turns)
-    )
+    (turn,) = tree.commit(placed, placed.path_ids(), [sampled], lambda turns: store.store_turns(rollout, turns))
     return turn
 
 
