@@ -1,6 +1,6 @@
 """What the gateway costs: added latency, requests per second beside the litellm proxy, a thousand rollouts at once.
 
-    python -m benchmarks.gateway [--quick] [--json PATH] [--litellm DIR] [--litellm-workers N …] [--only latency|throughput|rollouts]
+    python -m benchmarks.gateway [--quick] [--json PATH] [--litellm DIR] [--litellm-processes N …] [--only latency|throughput|rollouts]
 
 The service is started as always, with its database on disk, but with an engine that speaks by script in a process of its
 own. Client, gateway, engine and peer share the same two cores. Every call is captured.
@@ -8,7 +8,8 @@ own. Client, gateway, engine and peer share the same two cores. Every call is ca
 - *latency*: 32 conversations at a time, completions of 16 to 48 tokens that take 10 ms per token, the same client against
   the gateway and against the engine's own chat endpoint. What the script takes is subtracted from each request.
 - *throughput*: 32 conversations of 6 turns at a time, an engine that answers at once, the same client against the gateway
-  and the litellm proxy, of one process and of one per core, which passes the call to the same engine and captures nothing.
+  and the litellm proxy, which passes the call to the same engine and captures nothing: one process of it, and one per
+  core, between which the conversations are divided.
 - *rollouts*: 1,000 streaming rollouts of 20 turns, all at once. The service's memory is read while tokens are added.
 
 The peer lives in an environment of its own, made by ``make bench-gateway``.
@@ -49,8 +50,8 @@ LATENCY_TURNS, THROUGHPUT_ROLLOUTS, THROUGHPUT_TURNS = 20, 200, 6
 ROLLOUTS, ROLLOUT_TURNS = 1000, 20
 
 T = TypeVar("T")
-Side = tuple[str, str, list[str]]
-"""URL, model and keys, one for each conversation."""
+Side = tuple[list[str], str, list[str]]
+"""URLs, model and keys, one for each conversation."""
 
 
 @dataclass
@@ -76,19 +77,19 @@ class Bench:
         return keys
 
     def ours(self, conversations: int) -> Side:
-        return f"{self.url}/v1", "m", self.rollouts(conversations)
+        return [f"{self.url}/v1"], "m", self.rollouts(conversations)
 
     def direct(self, conversations: int) -> Side:
-        return f"{self.engine.base_url}/v1", MODEL, [self.engine_key] * conversations
+        return [f"{self.engine.base_url}/v1"], MODEL, [self.engine_key] * conversations
 
     @property
     def engine_key(self) -> str:
         return json.loads((self.directory / ENGINE_FILE).read_text())["api_key"]
 
     def load_arguments(self, side: Side, concurrency: int, turns: int) -> list[str]:
-        url, model, keys = side
+        urls, model, keys = side
         (self.directory / "keys.json").write_text(json.dumps(keys))
-        arguments = ["--url", url, "--model", model, "--keys", str(self.directory / "keys.json")]
+        arguments = ["--url", *urls, "--model", model, "--keys", str(self.directory / "keys.json")]
         return [*arguments, "--concurrency", str(concurrency), "--turns", str(turns)]
 
     def cpu_s(self) -> float:
@@ -192,30 +193,31 @@ def _percentiles(loads: Sequence[Load]) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def litellm_proxy(bench: Bench, environment: Path, workers: int) -> Iterator[tuple[str, str]]:
-    """The URL and name of a litellm proxy in front of the engine."""
+def litellm_proxy(bench: Bench, environment: Path) -> Iterator[str]:
+    """The URL of a litellm proxy, of one process, in front of the engine."""
     command = environment / "bin" / "litellm"
     if not command.exists():
         sys.exit(f"No litellm in {environment}. Install it with: make bench-gateway")
     route = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{bench.engine.base_url}/v1", "api_key": bench.engine_key}
-    config, log = bench.directory / "litellm.json", bench.directory / f"litellm-{workers}.log"
-    config.write_text(json.dumps({"model_list": [{"model_name": "m", "litellm_params": route}]}))
     port = free_port()
+    config, log = bench.directory / "litellm.json", bench.directory / f"litellm-{port}.log"
+    config.write_text(json.dumps({"model_list": [{"model_name": "m", "litellm_params": route}]}))
     argv = [str(command), "--config", str(config), "--host", "127.0.0.1", "--port", str(port)]
-    argv += ["--num_workers", str(workers)]
     quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "PYTHONPATH": ""}
     url = f"http://127.0.0.1:{port}"
     with child(argv, log, **quiet) as process:
         wait_for("the litellm proxy", lambda: httpx.get(f"{url}/health/liveliness").is_success or None, process, log)
-        yield f"{url}/v1", f"litellm proxy, {workers} worker{'s' if workers > 1 else ''}"
+        yield f"{url}/v1"
 
 
-def measure_throughput(bench: Bench, rounds: int, litellm: Path, workers: Sequence[int]) -> list[Row]:
+def measure_throughput(bench: Bench, rounds: int, litellm: Path, processes: Sequence[int]) -> list[Row]:
     bench.script(16, 16, 0)
     with contextlib.ExitStack() as proxies:
         sides: dict[str, Callable[[int], Side]] = {"gateway": bench.ours}
-        for url, name in [proxies.enter_context(litellm_proxy(bench, litellm, number)) for number in workers]:
-            sides[name] = lambda conversations, url=url: (url, "m", ["unused"] * conversations)
+        urls = [proxies.enter_context(litellm_proxy(bench, litellm)) for _ in range(max(processes))]
+        for number in processes:
+            name, some = f"litellm proxy, {number} process{'es' if number > 1 else ''}", urls[:number]
+            sides[name] = lambda conversations, urls=some: (urls, "m", ["unused"] * conversations)
         for side in sides.values():  # warm up
             bench.drive(side(AT_ONCE), 2)
         loads = alternate(
@@ -293,11 +295,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--litellm", type=Path, default=Path(".venv-litellm"), help="environment of the peer")
     parser.add_argument(
-        "--litellm-workers",
+        "--litellm-processes",
         type=int,
         nargs="+",
         default=[1, CORES],
-        help="processes of the peer; each number is measured",
+        help="of the peer; each number is measured, conversations taking turns",
     )
     parser.add_argument("--only", choices=["latency", "throughput", "rollouts"], help="measure one thing")
     parser.add_argument("--keep", type=Path, help="keep the service's directory, with its log, here")
@@ -312,7 +314,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             if options.only in (None, "latency"):
                 rows += measure_latency(bench, rounds)
             if options.only in (None, "throughput"):
-                rows += measure_throughput(bench, rounds, options.litellm, options.litellm_workers)
+                rows += measure_throughput(bench, rounds, options.litellm, options.litellm_processes)
             if options.only in (None, "rollouts"):
                 rows += measure_rollouts(bench)
     finally:

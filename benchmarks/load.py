@@ -58,8 +58,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Options:
-    url: str
-    """Of an OpenAI API, ending in ``/v1``."""
+    url: list[str]
+    """Of OpenAI APIs, ending in ``/v1``; the conversations take turns at them."""
     model: str
     concurrency: int
     turns: int
@@ -101,7 +101,9 @@ async def _converse(session: aiohttp.ClientSession, key: str, seed: int, options
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         begin = time.perf_counter()
         async with session.post(
-            f"{options.url}/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"}
+            f"{options.url[seed % len(options.url)]}/chat/completions",
+            json=body,
+            headers={"Authorization": f"Bearer {key}"},
         ) as response:
             if response.status != 200:
                 raise RuntimeError(f"{response.status}: {(await response.text())[:300]}")
@@ -138,7 +140,7 @@ async def _read_events(response: aiohttp.ClientResponse) -> tuple[str, dict[str,
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.load", description=__doc__)
-    parser.add_argument("--url", required=True, help="of an OpenAI API, ending in /v1")
+    parser.add_argument("--url", nargs="+", required=True, help="of an OpenAI API, ending in /v1; several take turns")
     parser.add_argument("--keys", type=Path, required=True, help="file with a JSON list: one conversation for each key")
     parser.add_argument("--model", required=True)
     parser.add_argument("--concurrency", type=int, required=True)
