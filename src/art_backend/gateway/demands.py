@@ -8,7 +8,7 @@ from art_backend.errors import BadRequestError
 from art_backend.gateway.form import Form, check_structure, schema_text
 from art_backend.inference.contract import Structure
 
-ANY_OBJECT = Structure("json", '{"type": "object"}')
+ANY_OBJECT = Structure("json", schema_text({"type": "object"}, strict=True))
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _MODES: dict[str | None, Literal["none", "auto", "required"]] = {
     None: "auto",

@@ -45,6 +45,7 @@ OURS = frozenset(
         "model",
         "port",
         "served-model-name",
+        "structured-outputs-config",
         "tokens-only",
         "uds",
     ]
@@ -136,6 +137,8 @@ def _launch(
     argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     # scores in float32, as the trainer computes them: in bf16 their rounding alone moves a log-probability by 0.1
     argv += ["--hf-overrides", '{"head_dtype": "float32"}']
+    # the same library that the trainer replays structures with, so that both allow the same tokens
+    argv += ["--structured-outputs-config", '{"backend": "guidance"}']
     argv += ["--enable-prefix-caching", "--uvicorn-log-level", "warning", "--disable-fastapi-docs"]
     if settings.max_model_len is not None:
         argv += ["--max-model-len", str(settings.max_model_len)]

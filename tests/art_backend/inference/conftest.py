@@ -10,14 +10,11 @@ import pytest_asyncio
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from tests.support.tiny import save_random_model
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
+from tests.support.tiny import build_tiny_tokenizer, save_random_model
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     MistralConfig,
-    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
 )
@@ -25,7 +22,8 @@ from transformers import (
 from art_backend.inference.process import EngineProcess, EngineSettings, torch_engine
 from art_backend.inference.vllm import find_vllm, vllm_engine
 
-VOCABULARY = 97
+VOCABULARY = 259
+"""Of the tokenizer that ``tests.support.tiny`` builds."""
 VLLM_PYTHON = os.environ.get("ART_VLLM_PYTHON", str(Path(__file__).parents[3] / ".venv-vllm" / "bin" / "python"))
 """Interpreter of the environment that ``make vllm`` makes."""
 
@@ -61,11 +59,6 @@ CONFIGS = {
 }
 
 
-def _tokenizer():
-    words = {f"w{i}": i for i in range(VOCABULARY)}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), unk_token="w0")
-
-
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     """Tiny models gain nothing from threads, and lose much where other processes compete for the cores."""
@@ -82,8 +75,8 @@ def tiny_model(tmp_path_factory):
 
     def make(family):
         if family not in made:
-            path, seed = tmp_path_factory.mktemp(family), len(made) + 1
-            made[family] = save_random_model(path, CONFIGS[family], _tokenizer(), seed=seed, rough=True)
+            path, seed = tmp_path_factory.mktemp(family), list(CONFIGS).index(family) + 1
+            made[family] = save_random_model(path, CONFIGS[family], build_tiny_tokenizer(), seed=seed, rough=True)
         return made[family]
 
     return make

@@ -12,7 +12,7 @@ TOLERANCE = 5e-5
 
 def prompts(count, seed=0, longest=100):
     draw = random.Random(seed)
-    return [[draw.randrange(97) for _ in range(draw.randint(1, longest))] for _ in range(count)]
+    return [[draw.randrange(259) for _ in range(draw.randint(1, longest))] for _ in range(count)]
 
 
 def reference(model, prompt, token_ids):
