@@ -6,11 +6,12 @@ Invariants:
 - Every version has a name of its own, ``{project}/{model}@{step}``, which is never used for other weights. Step 0 is the
   base model itself.
 - While the gate is closed nobody gets a new lease. Leases held when it closes stay valid.
-- After an engine's death the next lease starts a new one and loads the version that it asks for.
+- After an engine's death the next lease starts a new one, with the same adapters.
 """
 
 import asyncio
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -20,7 +21,7 @@ from art.wire import ProcessHealth
 from art_backend.errors import BusyError, EngineFailedError, NotFoundError
 from art_backend.gateway.ports import Lease
 from art_backend.gateway.render import ChatRenderer
-from art_backend.inference.client import EngineUnreachableError
+from art_backend.inference.client import EngineError, EngineUnreachableError
 from art_backend.inference.engine import Engine, EngineVerbs, Member
 from art_backend.inference.process import EngineProcess, EngineSettings
 from art_backend.process import DeadlineExceededError, ProcessDiedError, read_tail
@@ -29,6 +30,8 @@ from art_backend.utilisation import EngineMeter, EngineTime
 
 MAX_RESTARTS = 3
 """Engine deaths in a row, without a successful lease between them, after which the service gives up."""
+
+_log = logging.getLogger(__name__)
 
 
 class Gate:
@@ -100,6 +103,8 @@ class EngineHost:
         """Adapters loaded in the running engine, by name."""
         self.weights: str = settings.served_name
         """Name of the weights that the running engine's model itself has."""
+        self._lost: dict[str, Path] = {}
+        """Adapters of an engine that ended: the next one gets them."""
         self.uses: Counter[str] = Counter()
         """Leases on each adapter, by name."""
         self._changing = asyncio.Lock()
@@ -126,10 +131,25 @@ class EngineHost:
                 )
             try:
                 self._process = await self._start(self.settings)
-            except (ProcessDiedError, DeadlineExceededError) as error:
+                await self._load_again(self._process)
+            except (ProcessDiedError, DeadlineExceededError, EngineUnreachableError) as error:
                 self._deaths += 1
+                await self.stop()
                 raise EngineFailedError(str(error)) from error
             return self._process
+
+    async def _load_again(self, process: Engine) -> None:
+        """Give a new engine the adapters of the last one, as far as they still exist."""
+        for name, path in self._lost.items():
+            if not path.exists():
+                continue
+            try:
+                await process.guard(process.client.load_adapter(name, path), deadline_s=120, doing=f"loading {name}")
+            except EngineError:
+                _log.exception("The new engine did not take %s; who asks for it is told why", name)
+                continue
+            self.adapters[name] = path
+        self._lost.clear()
 
     async def take_rank(self, rank: int) -> None:
         """Make sure that the engine takes adapters of ``rank``; one that does not is started anew, once it is idle."""
@@ -187,6 +207,7 @@ class EngineHost:
         if self._process is not None:
             await self._process.stop()
             self._process = None
+            self._lost.update(self.adapters)
             self.adapters.clear()
             self.weights = self.settings.served_name
 

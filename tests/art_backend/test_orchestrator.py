@@ -4,6 +4,7 @@ Engine and trainer are recorded fakes here: the test is about the sequence of ca
 """
 
 import asyncio
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -351,6 +352,21 @@ async def test_a_lost_engine_is_an_error_that_tells_how_it_ended():
             await lease.engine.models()
     async with world.policy.lease() as lease:  # the next call gets a new engine
         assert await lease.engine.models() == [BASE]
+
+
+async def test_a_new_engine_gets_the_adapters_of_the_last_one(tmp_path):
+    world = World()
+    world.checkpoints.path = lambda step: tmp_path / str(step)
+    for step in (1, 2):
+        world.checkpoints.path(step).mkdir()
+        await world.step()
+    for expected in (["start", "load(p/m@1)", "load(p/m@2)"], ["start", "load(p/m@2)"]):
+        world.engines.kill()
+        world.calls.clear()
+        async with world.policy.lease() as lease:
+            assert lease.policy_version == 2
+        assert world.calls == expected
+        shutil.rmtree(world.checkpoints.path(1), ignore_errors=True)
 
 
 async def test_old_versions_are_unloaded_unless_somebody_uses_them():
