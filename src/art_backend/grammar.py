@@ -19,8 +19,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from art_backend.gateway.detokenize import Detokenizer
 from art_backend.inference.contract import Structure
 
-WHITE_SPACE = r"[ ]?|\n[ ]{0,32}"
-"""Between the tokens of JSON: what models write. Unlimited white space would let an untrained model write nothing else."""
+JSON_STYLE: dict[str, Any] = {
+    "whitespace_flexible": False,
+    "key_separator": ":[ ]?",
+    "item_separator": ",[ ]?",
+    "coerce_one_of": True,
+}
+"""How JSON is written: on one line, as models write their calls. Unlimited white space would let an untrained model write nothing
+else. These options mean the same to the versions of llguidance that engines bring with them."""
 
 MAX_COMPILED = 256
 """Compiled grammars that are kept."""
@@ -156,8 +162,7 @@ def compile_structure(structure: Structure) -> str:
     """
     try:
         if structure.kind == "json":
-            defaults: Any = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True}
-            return LLMatcher.grammar_from_json_schema(structure.text, defaults=defaults)
+            return LLMatcher.grammar_from_json_schema(structure.text, defaults=JSON_STYLE)
         if structure.kind == "regex":
             return LLMatcher.grammar_from_regex(structure.text)
         if structure.kind == "choice":

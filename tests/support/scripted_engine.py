@@ -1,6 +1,6 @@
-"""An inference engine whose words the test decides: the engine contract over real HTTP, without a model.
+"""An inference engine whose words the test decides: the engine contract's ``generate`` over real HTTP, without a model.
 
-It logs the exact ids that it was fed and that it returned, so a test can compare what was captured with what happened.
+``contract_engine`` has the rest of the contract. It logs the exact ids that it was fed and that it returned, so a test can compare what was captured with what happened.
 """
 
 import asyncio
@@ -33,6 +33,12 @@ class EngineCall:
     finish_reason: str | None = None
     """``None`` while it runs, and for ever if the client left."""
     cancelled: bool = False
+    aborted: bool = False
+    """Whether it is to end where it stands."""
+
+    @property
+    def running(self) -> bool:
+        return self.finish_reason is None and not self.cancelled
 
 
 def logprob_of(token_id: int, position: int) -> float:
@@ -85,9 +91,13 @@ class ScriptedEngine:
         self._open.set()
 
     @property
+    def held(self) -> bool:
+        return not self._open.is_set()
+
+    @property
     def waiting(self) -> int:
         """Calls that were neither finished nor given up."""
-        return sum(call.finish_reason is None and not call.cancelled for call in self.calls)
+        return sum(call.running for call in self.calls)
 
     async def __aenter__(self) -> "ScriptedEngine":
         self._serving = contextlib.AsyncExitStack()
@@ -102,6 +112,9 @@ class ScriptedEngine:
         if request.headers.get("authorization") != f"Bearer {self.api_key}":
             return JSONResponse({"error": {"message": "wrong key"}}, 401)
         body = await request.json()
+        refused = self._refuse(body)
+        if refused is not None:
+            return JSONResponse({"error": {"message": refused[1]}}, refused[0])
         call = EngineCall(body["model"], body["token_ids"], body["sampling_params"])
         self.calls.append(call)
         ids = self._next(call)
@@ -128,40 +141,50 @@ class ScriptedEngine:
         length = self._random.randrange(1, 9)
         return [*(self._random.randrange(35, 120) for _ in range(length)), STOP_ID]
 
-    def _cut(self, call: EngineCall, ids: list[int] | int) -> tuple[list[int], str]:
-        ids = [70, 71] if isinstance(ids, int) else ids
-        limit = call.params["max_tokens"]
-        stops = call.params["stop_token_ids"]
-        ids = ids[:limit]
-        return ids, "stop" if ids and ids[-1] in stops else "length"
+    def _refuse(self, body: dict[str, Any]) -> tuple[int, str] | None:
+        """Status and message for a call that cannot be answered."""
+        return None
+
+    async def _speak(self, call: EngineCall, ids: list[int] | int) -> AsyncIterator[int]:
+        """The ids of a completion, in their time. Sets its ``finish_reason`` before the last one."""
+        stops, limit = call.params["stop_token_ids"], call.params["max_tokens"]
+        ids = [70, 71] if (broken := isinstance(ids, int)) else ids[:limit]
+        await self._open.wait()
+        for at, token_id in enumerate(ids, start=1):
+            if self.token_delay_s:
+                await asyncio.sleep(self.token_delay_s)
+            await self._open.wait()
+            if call.aborted:
+                call.finish_reason = "abort"
+                return
+            call.returned.append(token_id)
+            if not broken and (token_id in stops or at == len(ids)):
+                call.finish_reason = "stop" if token_id in stops else "length"
+            yield token_id
+            if call.finish_reason is not None:
+                return
 
     async def _run(self, call: EngineCall, ids: list[int] | int) -> None:
-        await self._open.wait()
-        ids, reason = self._cut(call, ids)
-        await asyncio.sleep(self.token_delay_s * len(ids))
-        call.returned = ids
-        call.finish_reason = reason
+        async for _ in self._speak(call, ids):
+            pass
 
     async def _events(self, request: Request, call: EngineCall, ids: list[int] | int) -> AsyncIterator[str]:
-        broken = isinstance(ids, int)
         try:
-            await self._open.wait()
-            ids, reason = self._cut(call, ids)
-            for at, token_id in enumerate(ids):
-                if self.token_delay_s:
-                    await asyncio.sleep(self.token_delay_s)
-                last = at == len(ids) - 1 and not broken
-                call.returned.append(token_id)
-                if last:
-                    call.finish_reason = reason
-                yield f"data: {json.dumps(_shape(call, at, [token_id], reason if last else None))}\n\n"
-            if broken:
+            async for token_id in self._speak(call, ids):
+                yield _event(call, [token_id])
+            if call.finish_reason == "abort":
+                yield _event(call, [])
+            if isinstance(ids, int):
                 call.finish_reason = "error"
                 yield 'data: {"error": {"message": "scripted death", "code": 500}}\n\n'
             yield "data: [DONE]\n\n"
         except (asyncio.CancelledError, ClientDisconnect, GeneratorExit):
             call.cancelled = call.finish_reason is None
             raise
+
+
+def _event(call: EngineCall, ids: list[int]) -> str:
+    return f"data: {json.dumps(_shape(call, len(call.returned) - len(ids), ids, call.finish_reason))}\n\n"
 
 
 def _shape(call: EngineCall, start: int, ids: list[int], reason: str | None) -> dict[str, Any]:

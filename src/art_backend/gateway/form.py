@@ -13,7 +13,7 @@ from typing import Any, Literal
 from art_backend.errors import BadRequestError
 from art_backend.gateway.parse import CALL, END_CALL, END_THINK, THINK
 from art_backend.gateway.render import ChatRenderer
-from art_backend.grammar import WHITE_SPACE, explain_structure, quote
+from art_backend.grammar import JSON_STYLE, explain_structure, quote
 from art_backend.inference.contract import Structure
 
 
@@ -143,8 +143,7 @@ class _Grammar:
 
 def schema_text(schema: dict[str, Any], *, strict: bool) -> str:
     """JSON text of a schema; where it is not strict, what cannot be enforced of it is left to the model."""
-    options = {"whitespace_pattern": WHITE_SPACE, "coerce_one_of": True, "lenient": not strict}
-    return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+    return json.dumps({**schema, "x-guidance": {**JSON_STYLE, "lenient": not strict}}, ensure_ascii=False)
 
 
 def check_structure(structure: Structure, where: str) -> Structure:

@@ -14,7 +14,8 @@ from art_backend.training.types import Canary
 
 MAX_PROMPT = 96
 MIN_PROMPT = 8
-PROMPTS = 3
+WINDOWS = 3
+PROMPTS_PER_WINDOW = 3
 
 
 @dataclass(slots=True)
@@ -38,17 +39,17 @@ class CanaryProbe:
             window = row.token_ids[max(0, stop - MAX_PROMPT) : stop]
             if not any(np.array_equal(window, other) for other in windows):
                 windows.append(window)
-            if len(windows) == PROMPTS:
+            if len(windows) == WINDOWS:
                 break
         return cls(windows, [_measure(window, policy) for window in windows])
 
     def finish(self, policy: Policy) -> list[Canary]:
-        """Measure again; return the prompt of each window that moved most, the most moved first.
+        """Measure again; return the prompts of each window that moved most, the most moved first.
 
         Raises:
             TrainerFailedError: The new weights give no finite log-probability.
         """
-        canaries: list[Canary] = []
+        canaries: dict[bytes, Canary] = {}
         for window, before in zip(self.windows, self.before, strict=True):
             after = _measure(window, policy)
             if not bool(after.isfinite().all()):
@@ -56,11 +57,13 @@ class CanaryProbe:
                     "The update gave weights whose log-probabilities are not finite; nothing was saved, and the last version"
                     " is served as before. Lower learning_rate, or look for extreme rewards."
                 )
-            moved = (after - before).abs()
-            moved[: min(MIN_PROMPT, window.size) - 1] = -1.0  # a few tokens are no prompt
-            at = int(moved.argmax())
-            canaries.append(Canary(window[: at + 1].tolist(), float(after[at]), float(before[at])))
-        return sorted(canaries, key=lambda c: -abs(c.logprob - c.previous_logprob))
+            shortest = min(MIN_PROMPT, window.size)  # a few tokens are no prompt
+            moved = (after - before).abs()[shortest - 1 :]
+            for offset in moved.topk(min(PROMPTS_PER_WINDOW, moved.numel())).indices.tolist():
+                prompt = window[: shortest + offset]
+                at = prompt.size - 1
+                canaries[prompt.tobytes()] = Canary(prompt.tolist(), float(after[at]), float(before[at]))
+        return sorted(canaries.values(), key=lambda c: -abs(c.logprob - c.previous_logprob))
 
 
 def _measure(window: NDArray[np.int64], policy: Policy) -> torch.Tensor:

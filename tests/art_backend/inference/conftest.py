@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest_asyncio
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from tests.support.contract_engine import ContractEngine
 from tests.support.tiny import build_tiny_tokenizer, save_random_model
 from transformers import (
     AutoModelForCausalLM,
@@ -19,6 +21,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from art_backend.inference.client import EngineClient
 from art_backend.inference.process import EngineProcess, EngineSettings, torch_engine
 from art_backend.inference.vllm import find_vllm, vllm_engine
 
@@ -37,6 +40,8 @@ def vllm_cpu(settings, port, api_key):
 
 LAUNCHERS = {"torch": torch_engine, "vllm": vllm_cpu}
 """Engines that the contract suite runs against; vLLM's part has a make target of its own, ``make test-vllm``."""
+WITH_A_MODEL = ["torch", pytest.param("vllm", marks=pytest.mark.vllm)]
+"""What needs weights is asked of these alone: the scripted engine's words and log-probabilities are of no distribution."""
 _COMMON = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -108,11 +113,22 @@ def launchers():
     return LAUNCHERS
 
 
-@pytest_asyncio.fixture(
-    scope="session", loop_scope="session", params=["torch", pytest.param("vllm", marks=pytest.mark.vllm)]
-)
-async def engine(request, tiny_model, tmp_path_factory) -> AsyncIterator[EngineProcess]:
+@dataclass
+class Served:
+    """An engine without a process of its own."""
+
+    client: EngineClient
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=[*WITH_A_MODEL, "scripted"])
+async def engine(request, tiny_model, tmp_path_factory) -> AsyncIterator[EngineProcess | Served]:
     """A running engine of each kind, shared by the contract suite. Tests leave it as they found it."""
+    if request.param == "scripted":
+        async with ContractEngine("tiny/base", CONFIGS["llama"].max_position_embeddings) as scripted:
+            client = EngineClient(scripted.url, scripted.api_key)
+            yield Served(client)
+            await client.close()
+        return
     settings = EngineSettings(
         model_path=tiny_model("llama"),
         served_name="tiny/base",

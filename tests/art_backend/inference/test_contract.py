@@ -1,4 +1,4 @@
-"""The engine contract of docs/architecture.md. One suite for every engine; ``conftest.LAUNCHERS`` lists them."""
+"""The engine contract of docs/architecture.md. One suite for every engine: embedded, vLLM, and the scripted one of other tests."""
 
 import asyncio
 import contextlib
@@ -8,12 +8,15 @@ from urllib.parse import urlsplit
 
 import pytest
 import torch
+from tests.art_backend.inference.conftest import WITH_A_MODEL
 from transformers import AutoModelForCausalLM
 
 from art_backend.inference.client import EngineClient, EngineError, EngineUnreachableError
 from art_backend.inference.contract import Sampling
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+with_a_model = pytest.mark.parametrize("engine", WITH_A_MODEL, indirect=True, scope="session")
 
 BASE = "tiny/base"
 PROMPT = [5, 17, 3, 88, 41, 2, 60]
@@ -88,6 +91,7 @@ async def test_an_idle_connection_stays_open(client):
     writer.close()
 
 
+@with_a_model
 async def test_greedy_tokens_and_logprobs_are_the_models_own(client, model):
     completion = await client.generate(BASE, PROMPT, Sampling(max_tokens=12, temperature=0.0))
     assert completion.finish_reason == "length"
@@ -97,12 +101,14 @@ async def test_greedy_tokens_and_logprobs_are_the_models_own(client, model):
         assert logprob == pytest.approx(logits.log_softmax(-1)[token].item(), abs=1e-4)
 
 
+@with_a_model
 async def test_logprobs_are_of_the_tempered_distribution(client, model):
     completion = await client.generate(BASE, PROMPT, Sampling(max_tokens=12, temperature=0.6, seed=3))
     for token, logprob, logits in per_token(model, PROMPT, completion):
         assert logprob == pytest.approx((logits / 0.6).log_softmax(-1)[token].item(), abs=1e-4)
 
 
+@with_a_model
 async def test_logprobs_are_of_the_filtered_distribution(client, model):
     completion = await client.generate(BASE, PROMPT, Sampling(max_tokens=8, top_k=3, seed=1, top_logprobs=5))
     for i, (token, logprob, logits) in enumerate(per_token(model, PROMPT, completion)):
@@ -113,6 +119,7 @@ async def test_logprobs_are_of_the_filtered_distribution(client, model):
         assert finite == pytest.approx(expected, abs=1e-4)
 
 
+@with_a_model
 async def test_sampling_follows_the_distribution(client, model):
     count = 600
     answers = await asyncio.gather(
@@ -159,6 +166,7 @@ async def test_temperature_zero_is_a_value(client):
     assert first.token_ids == second.token_ids
 
 
+@with_a_model
 async def test_penalties_count_what_was_sampled(client, model):
     completion = await client.generate(
         BASE, PROMPT, Sampling(max_tokens=10, temperature=0.0, presence_penalty=1.5, frequency_penalty=0.5)
@@ -170,6 +178,7 @@ async def test_penalties_count_what_was_sampled(client, model):
         assert logprob == pytest.approx(logits.log_softmax(-1)[token].item(), abs=1e-4)
 
 
+@with_a_model
 async def test_repetition_penalty_counts_the_prompt_too(client, model):
     completion = await client.generate(BASE, PROMPT, Sampling(max_tokens=6, temperature=0.0, repetition_penalty=1.7))
     for i, (token, _, logits) in enumerate(per_token(model, PROMPT, completion)):

@@ -261,7 +261,7 @@ def test_canaries_are_what_the_published_adapter_answers(setup, honest, base_pat
     output = Trainer(setup).train(step_of(honest))
     after = published(base_path, output.checkpoint)
     before = AutoModelForCausalLM.from_pretrained(base_path, dtype=torch.float32).eval()
-    assert 2 <= len(output.canaries) <= 4
+    assert 2 <= len(output.canaries) <= 9
     for canary in output.canaries:
         assert 8 <= len(canary.token_ids) <= 128
         with torch.no_grad():
