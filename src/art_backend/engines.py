@@ -54,6 +54,7 @@ class Engines:
                 served_name=base_model,
                 max_model_len=self.limit(path),
                 max_num_seqs=self._settings.max_concurrent_sequences,
+                max_loras=0 if spec.full_finetune else EngineSettings.max_loras,
                 max_lora_rank=MAX_LORA_RANK if self._takes_any_rank else rank,
                 threads=self._settings.threads,
                 log_path=self._settings.log_dir / "engine.log",
@@ -61,9 +62,9 @@ class Engines:
                 sleeps=not self._settings.placement.dedicated,
                 kv_cache_mib=_kv_cache_mib(path, self.limit(path)),
             )
-            # only the embedded engine, which takes any rank, can replace whole weights
-            embedded = self._takes_any_rank or not spec.full_finetune
-            start = partial(self._start, self._start_engine if embedded else EngineProcess.start)
+            # vLLM replaces whole weights where it was asked for; the embedded engine does it for every model
+            embedded = spec.full_finetune and self._settings.engine == "auto" and not self._takes_any_rank
+            start = partial(self._start, EngineProcess.start if embedded else self._start_engine)
             self._hosts[key] = EngineHost(settings, Gate(self._settings.hold_timeout_s), start)
         return self._hosts[key]
 

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from art_backend.gateway.detokenize import Detokenizer
 from art_backend.inference.contract import Structure
 
-JSON_STYLE: dict[str, Any] = {
+JSON_STYLE: Any = {
     "whitespace_flexible": False,
     "key_separator": ":[ ]?",
     "item_separator": ",[ ]?",

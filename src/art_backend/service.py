@@ -168,11 +168,6 @@ class Service:
     async def _serve(self, spec: RegisterModel) -> None:
         if (spec.project, spec.name) in self._policies:
             return
-        if spec.full_finetune and self.settings.engine == "vllm":
-            raise BadRequestError(
-                f"full_finetune: the {self.settings.engine} engine serves adapters here; start the service with --engine torch.",
-                param="full_finetune",
-            )
         path = await asyncio.to_thread(find_base_model, spec.base_model, cache=self.settings.cache)
         host = self.engines.host(spec, path, self._rank(spec))
         if spec.lora.rank > host.settings.max_lora_rank:

@@ -128,13 +128,13 @@ class EngineClient:
     async def load_weights(self, name: str, path: Path) -> None:
         """Replace the model's own weights by those in the Hugging Face folder ``path``, served as ``name`` from now on.
 
-        Nothing may be in flight: pause with mode ``wait`` first. Only the embedded engine can do this.
+        Nothing may be in flight: pause with mode ``wait`` first.
         """
         await self._post("/v1/load_weights", {"name": name, "path": str(path)})
 
     async def models(self) -> list[str]:
         """Names that are served: the base model and each adapter."""
-        return [row["id"] for row in (await self._get("/v1/models"))["data"]]
+        return [row["id"] for row in (await self._ask("GET", "/v1/models"))["data"]]
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         """Stop computing. ``keep`` freezes what is in flight, ``wait`` lets it finish, ``abort`` ends it."""
@@ -145,7 +145,7 @@ class EngineClient:
         await self._post("/resume")
 
     async def is_paused(self) -> bool:
-        return bool((await self._get("/is_paused"))["is_paused"])
+        return bool((await self._ask("GET", "/is_paused"))["is_paused"])
 
     async def sleep(self, level: int = 1) -> None:
         """Free the accelerator's memory. Pause first."""
@@ -156,7 +156,7 @@ class EngineClient:
         await self._post("/wake_up", params={"tags": list(tags)})
 
     async def is_sleeping(self) -> bool:
-        return bool((await self._get("/is_sleeping"))["is_sleeping"])
+        return bool((await self._ask("GET", "/is_sleeping"))["is_sleeping"])
 
     async def health(self) -> None:
         """Return if the engine lives and knows our key; costs it nothing."""
@@ -168,8 +168,8 @@ class EngineClient:
         lines = (line for line in text.splitlines() if line and not line.startswith("#"))
         return {match[1]: float(match[2]) for line in lines if (match := _SAMPLE_LINE.match(line))}
 
-    async def _get(self, path: str) -> dict[str, Any]:
-        return _json(await self._call("GET", path))
+    async def _ask(self, method: str, path: str) -> dict[str, Any]:
+        return _json(await self._call(method, path))
 
     async def _post(self, path: str, body: dict[str, Any] | None = None, params: dict[str, Any] | None = None) -> None:
         await self._call("POST", path, None if body is None else orjson.dumps(body), params)

@@ -48,7 +48,7 @@ class EngineSettings:
     max_num_seqs: int = 64
     """Most sequences computed at the same time; more wait."""
     max_loras: int = 8
-    """Most adapter versions loaded at the same time."""
+    """Most adapter versions loaded at the same time; 0: none, for a model whose own weights are replaced."""
     max_lora_rank: int = 64
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     threads: int | None = None
@@ -72,6 +72,8 @@ class Launch:
     env: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, str] = field(default_factory=dict)
     """Variables that what the user has set goes before."""
+    client: Callable[[str, str], EngineClient] = EngineClient
+    """Makes its client, of address and key."""
 
 
 Launcher = Callable[[EngineSettings, int, str], Launch]
@@ -117,7 +119,7 @@ class EngineProcess:
             env={**launch.env, **visible(settings.devices)},
             defaults=launch.defaults,
         )
-        client = EngineClient(f"http://127.0.0.1:{port}", api_key)
+        client = launch.client(f"http://127.0.0.1:{port}", api_key)
         engine = cls(settings, child, client)
         ready = False
         try:

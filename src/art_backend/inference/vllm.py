@@ -11,9 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from transformers import AutoConfig
+
 from art_backend.errors import BadRequestError
 from art_backend.inference.key_check.art_key_check import KEY_VARIABLE
 from art_backend.inference.process import CPU_ENVIRONMENT, EngineSettings, Launch, Launcher
+from art_backend.inference.vllm_client import VllmClient
 from art_backend.inference.zero_adapter import write_zero_adapter
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -133,7 +136,6 @@ def _launch(
     argv += ["--host", "127.0.0.1", "--port", str(port), "--middleware", "art_key_check.KeyCheck"]
     argv += ["--model", str(settings.model_path)]
     argv += ["--dtype", settings.dtype, "--max-num-seqs", str(settings.max_num_seqs)]
-    argv += ["--enable-lora", "--max-lora-rank", str(_rank(settings.max_lora_rank))]
     argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     # scores in float32, as the trainer computes them: in bf16 their rounding alone moves a log-probability by 0.1
     argv += ["--hf-overrides", '{"head_dtype": "float32"}']
@@ -144,20 +146,29 @@ def _launch(
         argv += ["--max-model-len", str(settings.max_model_len)]
     if not (settings.model_path / "tokenizer_config.json").is_file():
         argv += ["--skip-tokenizer-init"]
-    slots, adapters = min(VERSIONS_IN_A_BATCH, settings.max_loras), settings.max_loras
+    adapted = settings.max_loras > 0
+    if adapted:
+        slots, adapters = min(VERSIONS_IN_A_BATCH, settings.max_loras), settings.max_loras
+        if installation.device == "cpu":
+            slots, adapters = slots + 1, adapters + 1
+        argv += ["--enable-lora", "--max-lora-rank", str(_rank(settings.max_lora_rank))]
+        argv += ["--max-loras", str(slots), "--max-cpu-loras", str(adapters)]
     if installation.device == "cuda":
-        argv += ["--served-model-name", settings.served_name]
         argv += ["--gpu-memory-utilization", str(GPU_MEMORY_SHARE)]
         argv += ["--enable-sleep-mode"] if settings.sleeps else []
         argv += ["--tensor-parallel-size", str(len(settings.devices))] if len(settings.devices) > 1 else []
     else:
+        argv += ["--kv-cache-memory-bytes", str(settings.kv_cache_mib * 2**20)]
+    if installation.device == "cpu" and adapted:
         zero = write_zero_adapter(
             settings.model_path, settings.log_path.with_name(f"{settings.log_path.stem}-zero-adapter")
         )
         argv += ["--served-model-name", BARE_NAME, "--lora-modules", f"{settings.served_name}={zero}"]
-        argv += ["--kv-cache-memory-bytes", str(settings.kv_cache_mib * 2**20)]
-        slots, adapters = slots + 1, adapters + 1
-    argv += ["--max-loras", str(slots), "--max-cpu-loras", str(adapters)]
+    else:
+        argv += ["--served-model-name", settings.served_name]
+    if installation.device == "cpu" and not adapted:
+        argv += ["--enforce-eager"]
+        _refuse_tied(settings.model_path)
     env = {
         KEY_VARIABLE: api_key,
         "VLLM_API_KEY": api_key,
@@ -171,7 +182,18 @@ def _launch(
         defaults |= CPU_ENVIRONMENT | CPU_ONLY
         if settings.threads is not None:
             defaults["OMP_NUM_THREADS"] = str(settings.threads)
-    return Launch(name="vLLM engine", argv=[*argv, *arguments], env=env, defaults=defaults)
+    client = partial(VllmClient, served_name=settings.served_name)
+    return Launch(name="vLLM engine", argv=[*argv, *arguments], env=env, defaults=defaults, client=client)
+
+
+def _refuse_tied(model_path: Path) -> None:
+    """Raises BadRequestError for a model whose weights vLLM's CPU build would replace but in part."""
+    if AutoConfig.from_pretrained(model_path).get_text_config().tie_word_embeddings:
+        raise BadRequestError(
+            f"full_finetune: {model_path} shares its embeddings with its output layer, of which vLLM's CPU build keeps a copy "
+            "that it does not renew when weights are replaced. Start the service with --engine torch.",
+            param="full_finetune",
+        )
 
 
 def _rank(rank: int) -> int:

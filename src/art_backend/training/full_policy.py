@@ -63,6 +63,9 @@ class FullPolicy(Policy):
             save_file({name: view.cpu() for name, view in self._views.items()}, directory / WEIGHTS, {"format": "pt"})
         except SafetensorError as error:
             raise OSError(f"writing {directory / WEIGHTS}: {error}") from error
+        # engines that read every *.safetensors file of a folder look here which ones are the model's
+        index = {"metadata": {}, "weight_map": dict.fromkeys(self._views, WEIGHTS)}
+        (directory / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
         config = json.loads((self._base_path / "config.json").read_text())
         config.pop("torch_dtype", None)
         (directory / "config.json").write_text(json.dumps({**config, "dtype": "float32"}, indent=2))

@@ -56,6 +56,7 @@ _COMMON = {
 CONFIGS = {
     # 32 is the smallest head that vLLM computes on a CPU
     "llama": LlamaConfig(**_COMMON, head_dim=32, tie_word_embeddings=True),
+    "untied": LlamaConfig(**_COMMON, head_dim=32, tie_word_embeddings=False),
     "qwen2": Qwen2Config(**_COMMON),
     "qwen3": Qwen3Config(**_COMMON, head_dim=16),
     "mistral": MistralConfig(**_COMMON, head_dim=8, sliding_window=24),

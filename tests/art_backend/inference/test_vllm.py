@@ -1,6 +1,7 @@
 """How vLLM is found, and with which arguments it is started."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,17 @@ def test_on_a_cpu_the_base_model_is_an_adapter_that_changes_nothing(settings):
     with torch.no_grad():
         expected = base(ids).logits
         assert torch.equal(PeftModel.from_pretrained(base, directory)(ids).logits, expected)
+
+
+def test_whole_weights_need_no_adapters(settings, tiny_model):
+    whole = replace(settings, max_loras=0)
+    given = options(vllm_engine(CUDA)(whole, 8123, "secret"))
+    assert given["--served-model-name"] == "org/base"
+    assert not {"--enable-lora", "--max-loras", "--lora-modules"} & given.keys()
+    with pytest.raises(BadRequestError, match="shares its embeddings"):
+        vllm_engine(CPU)(whole, 8123, "secret")
+    given = options(vllm_engine(CPU)(replace(whole, model_path=tiny_model("untied")), 8123, "secret"))
+    assert given["--served-model-name"] == "org/base"
 
 
 def test_a_model_without_projections_is_refused(tmp_path):
