@@ -3,9 +3,10 @@
     python -m benchmarks.inference [--quick] [--json PATH] [--model PATH] [--vllm-python PATH]
 
 32 rollouts in 4 groups; a group shares a 600-token prompt. Each takes 5 turns of 24 sampled tokens, with 60 observed
-tokens between them. They go over HTTP, each rollout on its own: to the embedded engine, to vLLM itself, and to our gateway
-over the same vLLM. ``generate`` gets all rollouts of a turn as one batch without padding, with its KV cache. All compute in
-bf16, with the same threads and environment, and sample at temperature 1. Loading and a warm-up are not timed.
+tokens between them. They go over HTTP, each rollout on its own, and sample from an adapter, as in training: on the embedded
+engine, on vLLM itself, and through our gateway over the same vLLM. ``generate`` gets the base model, and all rollouts of a
+turn as one batch without padding, with its KV cache. All compute in bf16, with the same threads and environment, and sample
+at temperature 1. Loading and a warm-up are not timed.
 
 Then 50 versions of an adapter are published while agents talk, on both engines; and the embedded engine alone gets a load in
 the shape of an agent with short turns: 128 conversations with 400 tokens of history, each turn 60 new tokens and 2 sampled ones.
@@ -149,9 +150,11 @@ def on_embedded(model: Path, threads: int, measure: Callable[[EngineProcess], Aw
     return asyncio.run(run())
 
 
-async def measure_ours(engine: EngineProcess) -> Measurement:
+async def measure_ours(engine: EngineProcess, adapter: Path) -> Measurement:
+    await engine.client.load_adapter("bench@1", adapter)
+
     async def sample(_: int, history: list[int]) -> list[int]:
-        return (await engine.client.generate("base", history, Sampling(SAMPLED))).token_ids
+        return (await engine.client.generate("bench@1", history, Sampling(SAMPLED))).token_ids
 
     async def count_computed() -> float:
         return (await engine.client.metrics())[COMPUTED]
@@ -234,16 +237,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(f"No vLLM at {options.vllm_python}. Install its CPU build with: make vllm")
     rounds = 1 if options.quick else 3
     peer_arguments = ["--side", "peer", "--model", str(model), "--threads", str(threads)]
-    results = alternate(
-        {
-            "ours": lambda: on_embedded(model, threads, measure_ours),
-            PEER: lambda: Measurement(**measure_in_child("benchmarks.inference", peer_arguments, CPU_ENVIRONMENT)),
-        },
-        rounds=rounds,
-        describe=Measurement.describe,
-    )
     with tempfile.TemporaryDirectory() as directory:
         versions = save_versions(model, Path(directory))
+        results = alternate(
+            {
+                "ours": lambda: on_embedded(model, threads, lambda engine: measure_ours(engine, versions[0])),
+                PEER: lambda: Measurement(**measure_in_child("benchmarks.inference", peer_arguments, CPU_ENVIRONMENT)),
+            },
+            rounds=rounds,
+            describe=Measurement.describe,
+        )
         swaps = on_embedded(model, threads, lambda engine: measure_swaps(engine.client, versions))
         console.print(f"embedded engine: {swaps.describe()}")
         by_vllm, vllm_swaps = asyncio.run(measure_vllm(model, options.vllm_python, threads, rounds, versions))

@@ -92,7 +92,7 @@ async def serve_vllm(base_model: str, python: Path, threads: int) -> AsyncIterat
                 spec["name"] = spec.pop("model")
                 async with session.post(f"{at['url']}/api/v1/models", json=spec, headers=headers) as response:
                     await _read(response)
-                warm = {"model": "m", "prompt": list(range(100, 600)), "max_tokens": 4}
+                warm = {"model": "m", "prompt": list(range(100, 164)), "max_tokens": 4}
                 async with session.post(f"{at['url']}/v1/completions", json=warm, headers=headers) as response:
                     await _read(response)
                 engine = json.loads((directory / ENGINE_FILE).read_text())
