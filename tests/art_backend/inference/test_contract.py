@@ -262,6 +262,30 @@ async def test_a_request_finishes_on_the_adapter_it_started_with(client, tiny_ad
     assert join(deltas) == whole.token_ids
 
 
+async def test_no_request_fails_while_versions_come_and_go(client, tiny_adapter):
+    latest, over = BASE, False
+
+    async def talk():
+        answered = 0
+        while not over:
+            assert len((await client.generate(latest, PROMPT, Sampling(max_tokens=4))).token_ids) == 4
+            answered += 1
+        return answered
+
+    talkers = [asyncio.ensure_future(talk()) for _ in range(6)]
+    for step in range(1, 11):
+        version = f"run/m@{step}"
+        await client.load_adapter(version, tiny_adapter("llama", step % 2))
+        latest = version
+        await client.generate(latest, PROMPT, Sampling(max_tokens=1))
+        if step > 2:
+            await client.unload_adapter(f"run/m@{step - 2}")
+    over = True
+    assert all(await asyncio.gather(*talkers))
+    for step in (9, 10):
+        await client.unload_adapter(f"run/m@{step}")
+
+
 async def test_bad_adapters_are_refused(client, tmp_path, tiny_adapter):
     (tmp_path / "adapter_config.json").write_text("{")
     for path in (tmp_path / "missing", tmp_path):
