@@ -1,6 +1,7 @@
 """An inference engine whose words the test decides: the engine contract's ``generate`` over real HTTP, without a model.
 
-``contract_engine`` has the rest of the contract. It logs the exact ids that it was fed and that it returned, so a test can compare what was captured with what happened.
+It logs the exact ids that it was fed and that it returned, so a test can compare what was captured with what happened.
+``contract_engine`` has the rest of the contract.
 """
 
 import asyncio
