@@ -14,9 +14,10 @@ from art_backend.inference.client import EngineClient, EngineError, EngineUnreac
 from art_backend.inference.contract import Sampling
 
 SWAPS = 50
-TALKERS = 8
+TALKERS = 4
 """Agents that call the latest version all the time."""
-PROMPT_TOKENS, SAMPLED = 64, 8
+PROMPT_TOKENS, SAMPLED = 16, 8
+"""Short, so that what is measured is the swap: no cache knows a new version's prompts."""
 KEPT = 2
 """Versions that stay loaded, as in the service."""
 
