@@ -32,7 +32,7 @@ def main() -> None:
         results = Results.read(directory / "results.json")
         results.write(options.kept / f"{results.name}.json")
     found = sorted((Results.read(path) for path in options.kept.glob("*.json")), key=lambda one: one.name)
-    sections = [INTRODUCTION, table_of_runs(found) + "\n"]
+    sections = [INTRODUCTION, (table_of_runs(found) if found else "Nothing is measured yet.") + "\n"]
     for (title, form), runs in itertools.groupby(found, key=lambda one: (one.title, one.form)):
         same = list(runs)
         picture = options.kept / f"{same[0].family}.png"
