@@ -81,6 +81,21 @@ format: setup  ## Format the code
 docs: setup  ## Write docs/reference anew from the docstrings
 	@$(BIN)/python docs/make_reference.py
 
+SEEDS ?= 1 2
+SMALL_FORMS := tic_tac_toe:--opponent:random tic_tac_toe:--opponent:minimax tic_tac_toe:--opponent:self game_2048 temporal_clue \
+	email_agent hn_titles
+
+.PHONY: measure
+measure: setup  ## Train and test the examples' small forms, one after the other, and write examples/RESULTS.md (SEEDS="1 2")
+	@set -e; for seed in $(SEEDS); do for form in $(SMALL_FORMS); do \
+		set -- $$(echo $$form | tr : ' '); name=$$1; shift; \
+		for what in train evaluate; do \
+			echo "$$name $$what --small --seed $$seed $$@"; \
+			$(BIN)/python -m examples.$$name.$$what --small --seed $$seed "$$@"; \
+		done; \
+	done; done
+	@$(BIN)/python -m examples.results runs/examples/*
+
 bench: setup  ## Run the quick benchmarks
 	$(BIN)/python -m benchmarks.inference --quick
 	$(BIN)/python -m benchmarks.training --quick

@@ -1,4 +1,4 @@
-"""``python -m examples.results runs/*``: keep the results of finished runs, and write RESULTS.md and the plots from all that are kept."""
+"""``python -m examples.results runs/examples/*``: keep the results of finished runs, and write RESULTS.md and the plots from all that are kept."""
 
 import argparse
 import itertools
@@ -13,7 +13,7 @@ KEPT = HERE / "results"
 INTRODUCTION = """\
 # Results
 
-Written by `python -m examples.results runs/*` from what `evaluate` measured; not edited by hand. Rewards are means over held-out
+Written by `python -m examples.results runs/examples/*` from what `evaluate` measured; not edited by hand. Rewards are means over held-out
 episodes, with 95 % intervals (Student's for means, Wilson's for shares). *learned*: the interval after reinforcement learning lies
 above the one before it. Steps include the warm-up, which is one. Times are minutes and seconds, of the machine that the runs were made
 on.

@@ -6,7 +6,7 @@ from art.experiment import Example, Run, Settings, training_command
 from .environment import LEVELS, puzzles
 from .rollout import solve
 
-SMALL = Settings(steps=24, groups_per_step=16, group_size=8, learning_rate=3e-4)
+SMALL = Settings(steps=32, groups_per_step=16, group_size=8, learning_rate=3e-4)
 FULL = Settings(
     base_model="Qwen/Qwen2.5-7B-Instruct",
     steps=200,

@@ -6,7 +6,7 @@ intervals, a plot, results that a script can read) is here.
 """
 
 from art.experiment.commands import evaluation_command, training_command
-from art.experiment.compare import Score, compare
+from art.experiment.comparison import Score, compare
 from art.experiment.results import Results
 from art.experiment.run import Example, Run, Settings
 

@@ -30,7 +30,7 @@ def training_command(
 
     async def work() -> None:
         run.open()
-        with run.timed("training"):
+        with run.timed():
             await train(run)
 
     _run_or_explain(work, f"Stopped. What was done is in {run.directory}; the same command goes on from there.")
@@ -75,7 +75,7 @@ def _parse(example: Example, description: str | None, arguments: Sequence[str] |
             default=example.variants[0],
             help="(%(default)s)",
         )
-    parser.add_argument("--output", type=Path, help="directory of the run; the same one goes on (runs/NAME)")
+    parser.add_argument("--output", type=Path, help="directory of the run; the same one goes on (runs/examples/NAME)")
     parser.add_argument("--steps", type=int, help="steps of reinforcement learning in all")
     parser.add_argument("--episodes", type=int, help="held-out episodes of each player")
     parser.add_argument("--base-model", help="a local directory or a hub id")
@@ -95,7 +95,7 @@ def _parse(example: Example, description: str | None, arguments: Sequence[str] |
         backend_url=options.backend,
         api_key=options.api_key,
     )
-    return replace(run, directory=(options.output or Path("runs", run.name)).resolve())
+    return replace(run, directory=(options.output or Path("runs", "examples", run.name)).resolve())
 
 
 def _summary(settings: Settings) -> str:

@@ -117,18 +117,18 @@ class Run:
         await model.train_sft(lessons, config)
 
     @contextmanager
-    def timed(self, what: str) -> Generator[None]:
-        """Count the seconds of the block, however it ends, to those of ``what`` in the run's directory."""
+    def timed(self) -> Generator[None]:
+        """Count the seconds of the block, however it ends, to those of training."""
         started = time.monotonic()
         try:
             yield
         finally:
-            spent = self.spent() | {what: self.spent().get(what, 0.0) + time.monotonic() - started}
+            spent = {"training": self.training_seconds() + time.monotonic() - started}
             write_json(self.directory / "spent.json", spent)
 
-    def spent(self) -> dict[str, float]:
-        """Seconds by what they were spent on, over all sittings."""
-        return read_json(self.directory / "spent.json") or {}
+    def training_seconds(self) -> float:
+        """Seconds of training, over all sittings."""
+        return float((read_json(self.directory / "spent.json") or {}).get("training", 0.0))
 
     def open(self) -> None:
         """Begin the run, or take it up.

@@ -6,7 +6,7 @@ import pytest
 
 from art.errors import ARTError
 from art.evaluation import Interval
-from art.experiment.compare import estimate
+from art.experiment.comparison import estimate
 from art.experiment.plot import plot
 from art.experiment.results import Player, Results, StepReward, table_of_players, table_of_runs
 
