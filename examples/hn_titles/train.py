@@ -60,7 +60,14 @@ async def open_reward_model(run: Run) -> RewardModel:
     pairs = make_pairs(select(stories(run), "reward"), PAIRS[run.form])
     print(f"{run.name}: training the reward model on {len(pairs)} pairs of titles", flush=True)
     reward_model = await RewardModel.train(
-        run.settings.base_model, path, pairs=pairs, learning_rate=3e-5, max_length=128, held_out=0.4, seed=run.seed
+        run.settings.base_model,
+        path,
+        pairs=pairs,
+        learning_rate=3e-5,
+        epochs=2,
+        max_length=128,
+        held_out=0.4,
+        seed=run.seed,
     )
     report = reward_model.report
     print(

@@ -77,6 +77,8 @@ def _parse(example: Example, description: str | None, arguments: Sequence[str] |
         )
     parser.add_argument("--output", type=Path, help="directory of the run; the same one goes on (runs/examples/NAME)")
     parser.add_argument("--steps", type=int, help="steps of reinforcement learning in all")
+    if example.small.warm_up or example.full.warm_up:
+        parser.add_argument("--warm-up", type=int, help="scripted episodes that the model is shown first")
     parser.add_argument("--episodes", type=int, help="held-out episodes of each player")
     parser.add_argument("--base-model", help="a local directory or a hub id")
     parser.add_argument("--backend", metavar="URL", help="address of `art serve`, instead of a backend on this machine")
@@ -84,7 +86,7 @@ def _parse(example: Example, description: str | None, arguments: Sequence[str] |
     options = parser.parse_args(arguments)
 
     settings = example.small if options.form == "small" else example.full
-    changed = {name: vars(options)[name] for name in ("steps", "episodes", "base_model")}
+    changed = {name: vars(options).get(name) for name in ("steps", "warm_up", "episodes", "base_model")}
     run = Run(
         example=example.name,
         form=options.form,

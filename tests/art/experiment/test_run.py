@@ -25,15 +25,30 @@ def test_options_make_the_run(tmp_path, monkeypatch):
         runs.append(run)
 
     command(train, "--small")
-    command(train, "--full", "--seed", "3", "--level", "hard", "--steps", "7", "--base-model", "m", "--output", "there")
+    command(
+        train,
+        "--full",
+        "--seed",
+        "3",
+        "--warm-up",
+        "5",
+        "--level",
+        "hard",
+        "--steps",
+        "7",
+        "--base-model",
+        "m",
+        "--output",
+        "there",
+    )
     small, full = runs
     assert (small.name, small.directory) == (
         "game-easy-small-seed-1",
         Path("runs/examples/game-easy-small-seed-1").resolve(),
     )
     assert (small.settings, small.warm_up_step, small.last_step) == (SMALL, 1, 5)
-    assert full.settings == replace(FULL, steps=7, base_model="m")
-    assert (full.warm_up_step, full.last_step, full.directory) == (0, 7, tmp_path / "there")
+    assert full.settings == replace(FULL, steps=7, warm_up=5, base_model="m")
+    assert (full.warm_up_step, full.last_step, full.directory) == (1, 8, tmp_path / "there")
     assert small.training_seconds() > 0
 
 
