@@ -44,7 +44,10 @@ PAGES: dict[str, tuple[str, list[str]]] = {
     ),
     "experiments": (
         "Measured trainings",
-        ["art.experiment.run", "art.experiment.commands", "art.experiment.comparison", "art.experiment.results"],
+        [
+            *("art.experiment.run", "art.experiment.commands", "art.experiment.comparison", "art.experiment.results"),
+            "art.experiment.seeds",
+        ],
     ),
     "backends": ("Backends", ["art.backend", "art.local.backend", "art.remote"]),
     "rewards": ("Rewards", ["art.rewards.ruler", "art.rewards.reward_model", "art.wire.rewards"]),

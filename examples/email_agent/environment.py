@@ -6,40 +6,13 @@ to be found; there is nothing to remember.
 
 import random
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-EVENTS = (
-    *(
-        "budget",
-        "launch",
-        "picnic",
-        "audit",
-        "harvest",
-        "garden",
-        "tax",
-        "music",
-        "safety",
-        "travel",
-        "museum",
-        "river",
-    ),
-    *(
-        "winter",
-        "school",
-        "market",
-        "bridge",
-        "coffee",
-        "chess",
-        "theatre",
-        "railway",
-        "library",
-        "kitchen",
-        "forest",
-        "harbour",
-    ),
-)
+_EVENTS = """budget launch picnic audit harvest garden tax music safety travel museum river
+winter school market bridge coffee chess theatre railway library kitchen forest harbour"""
+EVENTS = tuple(_EVENTS.split())
 NAMES = ("Ann", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hana")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
 FACTS = {
@@ -52,10 +25,6 @@ SMALL_TALK = ("Best wishes", "See you there", "Thank you", "Please tell the othe
 
 RESULTS = 4
 """Mails that a search shows."""
-
-TRAINING_SEEDS_FROM = 1_000_000_000
-"""Held-out mailboxes have the seeds below; no training has one of theirs."""
-SEEDS_PER_RUN = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -82,16 +51,11 @@ class Task:
     """The mail that tells it."""
 
 
-def tasks(first_seed: int) -> Iterator[Task]:
-    """A question to one mailbox after the other, in the same order for the same seed."""
-    for seed in range(first_seed, first_seed + SEEDS_PER_RUN):
+def tasks(seeds: Iterable[int]) -> Iterator[Task]:
+    """A question to the mailbox of each seed."""
+    for seed in seeds:
         mail = random.Random(seed).choice(open_mailbox(seed).mails)
         yield Task(seed, f"What is the {mail.fact} of the {mail.event} meeting?", mail.value, mail.id)
-
-
-def training_tasks(seed: int) -> Iterator[Task]:
-    """Tasks to train on."""
-    return tasks(TRAINING_SEEDS_FROM + seed * SEEDS_PER_RUN)
 
 
 class Mailbox:

@@ -1,7 +1,6 @@
 """``python -m examples.email_agent.evaluate``."""
 
 from functools import partial
-from itertools import islice
 
 from art.experiment import Results, Run, Score, compare, evaluation_command
 
@@ -12,7 +11,7 @@ from .train import EXAMPLE
 
 async def evaluate(run: Run) -> Results:
     """Compare the base model, the warmed-up one, the trained one and a scripted agent on mailboxes that were never seen."""
-    held_out = list(islice(tasks(0), run.settings.episodes))
+    held_out = list(tasks(range(run.settings.episodes)))
     rollout = partial(find_answer, agent="plain" if run.variant == "ruler" else str(run.variant))
     return await compare(run, rollout, held_out, {"first search result": score_first_result})
 

@@ -2,18 +2,17 @@
 
 import os
 from functools import partial
-from itertools import islice
 
 from openai import AsyncOpenAI
 
 import art
 from art.errors import ARTError
-from art.experiment import Example, Run, Settings, training_command
+from art.experiment import Example, Run, Settings, training_command, training_seeds
 from art.rewards import ruler_score_group
 from art.rewards.ruler import Judge
 
 from .agent import AGENTS
-from .environment import training_tasks
+from .environment import tasks
 from .rollout import find_answer, lesson
 
 SMALL = Settings(
@@ -46,14 +45,15 @@ async def train(run: Run) -> None:
     async with run.open_backend() as backend:
         model = run.make_model()
         await model.register(backend)
-        await run.warm_up(model, [lesson(task) for task in islice(training_tasks(run.seed), lessons)])
+        seeds = training_seeds(run.seed)
+        await run.warm_up(model, [lesson(task) for task in tasks(seeds[:lessons])])
         if run.variant == "ruler":
             await train_with_judge(run, model, backend, find_judge())
             return
         await art.train(
             model,
             partial(find_answer, agent=str(run.variant)),
-            islice(training_tasks(run.seed), lessons, None),
+            tasks(seeds[lessons:]),
             steps=run.last_step,
             groups_per_step=run.settings.groups_per_step,
             group_size=run.settings.group_size,
@@ -69,9 +69,12 @@ async def train_with_judge(
     settings = run.settings
     for step in range(await model.get_step(), run.last_step):
         first = settings.warm_up + step * settings.groups_per_step
-        tasks = islice(training_tasks(run.seed), first, first + settings.groups_per_step)
+        seeds = training_seeds(run.seed)[first : first + settings.groups_per_step]
         groups = await art.gather_trajectory_groups(
-            (art.TrajectoryGroup(find_answer(model, task) for _ in range(settings.group_size)) for task in tasks),
+            (
+                art.TrajectoryGroup(find_answer(model, task) for _ in range(settings.group_size))
+                for task in tasks(seeds)
+            ),
             after_each=lambda group: ruler_score_group(group, judge, rubric=RUBRIC),
         )
         result = await backend.train(model, groups, learning_rate=settings.learning_rate)

@@ -3,9 +3,9 @@
 from functools import partial
 
 import art
-from art.experiment import Example, Run, Settings, training_command
+from art.experiment import Example, Run, Settings, training_command, training_seeds
 
-from .environment import LONG, SHORT, training_seeds
+from .environment import LONG, SHORT
 from .rollout import play
 
 SMALL = Settings(steps=12, groups_per_step=16, group_size=8, learning_rate=3e-4)

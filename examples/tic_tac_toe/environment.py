@@ -1,7 +1,6 @@
 """Opponents for tic-tac-toe and the games of training and test. The rules are those of ``art.demo.game``."""
 
 import random
-from collections.abc import Iterator
 from functools import cache
 
 from art.demo.game import (
@@ -19,17 +18,7 @@ from art.demo.game import (
 )
 from art.experiment import Score
 
-TRAINING_SEEDS_FROM = 1_000_000_000
-"""Held-out games have the seeds below; no training game has one of theirs."""
-SEEDS_PER_RUN = 1_000_000
-
 SWAP = str.maketrans("XO", "OX")
-
-
-def training_seeds(seed: int) -> Iterator[int]:
-    """Games to train on, new ones for ever, in the same order for the same seed."""
-    first = TRAINING_SEEDS_FROM + seed * SEEDS_PER_RUN
-    yield from range(first, first + SEEDS_PER_RUN)
 
 
 def play_perfectly(board: str, chance: random.Random) -> int:
@@ -64,12 +53,12 @@ def open_at_random(seed: int) -> str:
 
 def score_random_player(seed: int, opponent: Opponent) -> Score:
     """A scripted agent that takes any free square."""
-    return _score(play_at_random(seed, agent_seed=seed + SEEDS_PER_RUN, opponent=opponent))
+    return _score(play_at_random(seed, agent_seed=seed + 1_000_000, opponent=opponent))
 
 
 def score_perfect_player(seed: int, opponent: Opponent) -> Score:
     """A scripted agent that never loses: it looks at the board from the other side."""
-    game, chance = Game(seed, opponent), random.Random(seed + SEEDS_PER_RUN)
+    game, chance = Game(seed, opponent), random.Random(f"player {seed}")
     while game.outcome is None:
         game.answer(str(play_perfectly(game.board.translate(SWAP), chance)))
     return _score(game)

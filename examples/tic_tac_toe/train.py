@@ -1,12 +1,11 @@
 """``python -m examples.tic_tac_toe.train``."""
 
 from functools import partial
-from itertools import islice
 
 import art
-from art.experiment import Example, Run, Settings, training_command
+from art.experiment import Example, Run, Settings, training_command, training_seeds
 
-from .environment import OPPONENTS, training_seeds
+from .environment import OPPONENTS
 from .rollout import play, play_group, split_sides
 
 SMALL = Settings(steps=16, groups_per_step=16, group_size=8, learning_rate=3e-4)
@@ -45,7 +44,7 @@ async def train_both_sides(run: Run, model: art.TrainableModel, backend: art.Rem
     """Self-play: the explicit form of the loop, because a game gives trajectories to two groups."""
     settings = run.settings
     for step in range(await model.get_step(), run.last_step):
-        seeds = islice(training_seeds(run.seed), step * settings.groups_per_step, (step + 1) * settings.groups_per_step)
+        seeds = training_seeds(run.seed)[step * settings.groups_per_step : (step + 1) * settings.groups_per_step]
         groups = await art.gather_trajectory_groups(
             (play_group(model, seed, settings.group_size) for seed in seeds), after_each=split_sides
         )

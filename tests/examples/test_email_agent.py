@@ -1,19 +1,18 @@
 """The mailbox, its search, what the tools say, rewards; and the agent with both SDKs against a scripted model."""
 
 import json
-from itertools import islice
 
 import httpx
 import pytest
 from examples.email_agent.agent import AGENTS, TOOLS, call_tool
-from examples.email_agent.environment import FACTS, RESULTS, Session, open_mailbox, tasks, training_tasks
+from examples.email_agent.environment import FACTS, RESULTS, Session, open_mailbox, tasks
 from examples.email_agent.evaluate import score_first_result
 from examples.email_agent.rollout import lesson
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
-TASK = next(tasks(0))
+TASK = next(tasks([0]))
 
 
 def scripted_client(script):
@@ -35,7 +34,7 @@ def scripted_client(script):
 
 
 def test_every_task_can_be_solved_with_the_tools():
-    for task in islice(tasks(0), 100):
+    for task in tasks(range(100)):
         session = Session(task)
         mail = session.mailbox.mails[task.mail - 1]
         assert f"{mail.id}: {mail.event} {mail.fact}" in session.search(mail.event).splitlines()
@@ -50,10 +49,7 @@ def test_facts_differ_between_mailboxes_and_tasks_repeat():
     first, second = open_mailbox(1), open_mailbox(2)
     assert first.mails != second.mails
     assert len({(mail.event, mail.fact) for mail in first.mails}) == len(first.mails) == 12 * len(FACTS)
-    assert list(islice(tasks(5), 20)) == list(islice(tasks(5), 20))
-    held_out = {task.seed for task in islice(tasks(0), 500)}
-    assert held_out.isdisjoint({task.seed for task in islice(training_tasks(1), 500)})
-    assert next(training_tasks(1)).seed != next(training_tasks(2)).seed
+    assert list(tasks(range(5, 25))) == list(tasks(range(5, 25)))
 
 
 @given(st.text(max_size=30))
@@ -99,7 +95,7 @@ def test_calls_that_cannot_be_understood_are_told_so(name, arguments, said):
 
 
 def test_lessons_are_right():
-    for task in islice(tasks(0), 30):
+    for task in tasks(range(30)):
         given = lesson(task)
         calls = [message["tool_calls"][0]["function"] for message in given.messages() if "tool_calls" in message]
         assert [call["name"] for call in calls] == ["search", "read", "answer"]
@@ -112,7 +108,7 @@ def test_lessons_are_right():
 
 
 def test_the_scripted_agent_is_not_perfect():
-    scores = [score_first_result(task).metrics["right"] for task in islice(tasks(0), 100)]
+    scores = [score_first_result(task).metrics["right"] for task in tasks(range(100))]
     assert 0.3 < sum(scores) / 100 < 0.95
 
 

@@ -1,7 +1,5 @@
 """The rules of 2048 against hand-computed boards and an obvious slower version, seeds and rewards."""
 
-from itertools import islice
-
 import pytest
 from examples.game_2048.environment import (
     DIRECTIONS,
@@ -14,7 +12,6 @@ from examples.game_2048.environment import (
     score_random_player,
     slide,
     slide_row,
-    training_seeds,
     useful_moves,
 )
 from examples.game_2048.rollout import EXAMPLES, opening_messages
@@ -122,10 +119,7 @@ def test_rewards_are_bounded_and_greed_pays():
     assert game.reward == 1
 
 
-def test_seeds_and_tiles():
-    ones, twos = (set(islice(training_seeds(seed), 500)) for seed in (1, 2))
-    assert ones.isdisjoint(twos)
-    assert min(ones) > 10_000, "held-out seeds are small"
+def test_tiles():
     tiles = [tile for seed in range(500) for row in Game(seed).board for tile in row if tile]
     assert len(tiles) == 1000
     assert 0.05 < tiles.count(4) / 1000 < 0.15

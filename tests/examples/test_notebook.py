@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.timeout(400)
 async def test_the_notebook_runs(tmp_path, tiny_model_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT}")
     notebook = nbformat.read(ROOT / "examples/game_2048/notebook.ipynb", as_version=4)
@@ -21,7 +23,7 @@ async def test_the_notebook_runs(tmp_path, tiny_model_path, monkeypatch):
     ]
     parameters.source = f"BASE_MODEL = {str(tiny_model_path)!r}\nSTEPS, GROUPS, GROUP_SIZE, EPISODES = 2, 2, 3, 4"
     client = NotebookClient(
-        notebook, timeout=150, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+        notebook, timeout=350, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     )
     await client.async_execute()
     text = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))

@@ -1,14 +1,12 @@
 """Opponents, openings and seeds of the tic-tac-toe example."""
 
 import random
-from itertools import islice
 
 from examples.tic_tac_toe.environment import (
     open_at_random,
     play_perfectly,
     score_perfect_player,
     score_random_player,
-    training_seeds,
     value_for_o,
 )
 from examples.tic_tac_toe.rollout import split_sides
@@ -44,11 +42,8 @@ def test_values_agree_with_every_game_from_a_late_board():
         assert value_for_o(board, "X") == enumerate_value(board, "X")
 
 
-def test_seeds():
+def test_openings_and_games_of_a_seed():
     assert len(set(map(open_at_random, range(500)))) == 72, "every opening occurs"
-    ones, twos = (set(islice(training_seeds(seed), 500)) for seed in (1, 2))
-    assert ones.isdisjoint(twos)
-    assert min(ones) > 10_000, "held-out seeds are small"
     assert score_random_player(5, play_random_square) == score_random_player(5, play_random_square)
     assert Game(5).opponent is play_random_square
 

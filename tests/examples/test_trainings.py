@@ -18,6 +18,8 @@ from examples.tic_tac_toe import train as train_tic_tac_toe
 
 from art.history import read_history
 
+pytestmark = pytest.mark.timeout(400)
+
 
 async def train_and_evaluate(run, train, evaluate, *, resumed=True):
     """Stops after a step, goes on, compares; returns the results."""

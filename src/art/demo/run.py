@@ -21,6 +21,7 @@ from art.demo.records import Evaluation, Results, RunConfig, RunDirectory, Sampl
 from art.demo.rollout import play
 from art.demo.statistics import Score, score_games, score_of
 from art.errors import ARTError, MissingExtraError, ModelNotAvailableError
+from art.experiment.seeds import SEEDS_PER_RUN, TRAINING_SEEDS_FROM
 
 BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PROJECT = "demo"
@@ -32,9 +33,6 @@ INTERRUPTED = 130
 """Exit code of a command that was stopped with Ctrl-C, by the shells' convention."""
 
 RANDOM_GAMES_PER_OPPONENT = 10
-TRAINING_SEEDS_FROM = 1_000_000_000
-"""Held-out games have the seeds below; no training game ever meets one of their opponents."""
-SEEDS_PER_RUN = 1_000_000
 
 Model = art.TrainableModel[Any, Any]
 

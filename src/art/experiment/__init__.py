@@ -9,5 +9,16 @@ from art.experiment.commands import evaluation_command, training_command
 from art.experiment.comparison import Score, compare
 from art.experiment.results import Results
 from art.experiment.run import Example, Run, Settings
+from art.experiment.seeds import training_seeds
 
-__all__ = ["Example", "Results", "Run", "Score", "Settings", "compare", "evaluation_command", "training_command"]
+__all__ = [
+    "Example",
+    "Results",
+    "Run",
+    "Score",
+    "Settings",
+    "compare",
+    "evaluation_command",
+    "training_command",
+    "training_seeds",
+]

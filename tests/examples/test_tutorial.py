@@ -9,11 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/tutorial.md").read_text()
 
 
-def test_a_copied_example_is_changed_and_trained(tmp_path, tiny_model_path):
+@pytest.mark.timeout(400)
+def test_a_copied_example_is_changed_and_trained(service, tmp_path, tiny_model_path):
     commands = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
     install, copy, train, evaluate = commands
     assert install.startswith("pip install")
@@ -24,7 +27,8 @@ def test_a_copied_example_is_changed_and_trained(tmp_path, tiny_model_path):
     for path, text in snippets:
         assert (tmp_path / path).exists(), "the tutorial replaces files of the example"
         (tmp_path / path).write_text(text)
-    few = f" --base-model {tiny_model_path} --steps 1 --episodes 5 --output run"
+    backend = f"--backend {service.read_ready()} --api-key {service.api_key}"
+    few = f" --base-model {tiny_model_path} --steps 1 --episodes 5 --output run {backend}"
     told = [_run(command + few, tmp_path) for command in (train, evaluate)]
     assert "training from step 0 of 1" in told[0]
     assert "careful player" in told[1]
