@@ -107,7 +107,7 @@ class Run:
         )
 
     async def warm_up(
-        self, model: TrainableModel[Any, Any], lessons: Sequence[Trajectory], batch_size: int = 8
+        self, model: TrainableModel[Any, Any], lessons: Sequence[Trajectory], batch_size: int = 4
     ) -> None:
         """Show the model scripted episodes (supervised fine-tuning), as its first step, unless that was done."""
         if await model.get_step() >= self.warm_up_step:
