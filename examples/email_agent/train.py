@@ -20,7 +20,7 @@ SMALL = Settings(
     groups_per_step=8,
     group_size=8,
     learning_rate=2e-4,
-    warm_up=128,
+    warm_up=64,
     max_sequence_length=1024,
 )
 FULL = Settings(
