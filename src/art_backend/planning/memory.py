@@ -213,17 +213,17 @@ def layer_activation_bytes(a: Architecture, *, lora_rank: int | None, flex: bool
     I the intermediate one, Q and K the widths of all query and all key heads:
 
     - an adapter on frozen weights (``training.fused``): inputs of two norms, of the attention's and of the MLP's
-      projections (4H); queries, keys, values and the attention's output (2Q + 2K); gate and up (2I); and the r numbers
-      between A and B of seven projections.
+      projections (4H); queries, keys, values and the attention's output (2Q + 2K); gate and up (2I); the r numbers
+      between A and B of seven projections; and a float32 number for each norm and each query head.
     - all weights: the same but for the norms, whose input is kept in float32 and once more normalised; and of the MLP the
       activation and the product, too (4I).
 
     Args:
         lora_rank: ``None``: all weights are trained.
-        flex: Whether attention is FlexAttention, as on CUDA, which keeps its output and a float32 number per head as well.
+        flex: Whether attention is FlexAttention, as on CUDA, which keeps its output once more.
     """
     q, k, h, i = a.query_width, a.kv_width, a.hidden, a.intermediate
-    scales = 2 * 4
+    scales = 4 * (2 + a.heads)
     if lora_rank is None:
         numbers, wide = 4 * h + 2 * q + 2 * k + 4 * i, 2 * 4 * h
     else:
@@ -234,7 +234,6 @@ def layer_activation_bytes(a: Architecture, *, lora_rank: int | None, flex: bool
         wide += 4 * (q + k) if lora_rank is None else 0
     if flex:
         numbers += q
-        scales += 4 * a.heads
     return numbers * COMPUTE_BYTES + wide + scales
 
 

@@ -56,12 +56,12 @@ _COMMON = {
 CONFIGS = {
     # 32 is the smallest head that vLLM computes on a CPU
     "llama": LlamaConfig(**_COMMON, head_dim=32, tie_word_embeddings=True),
-    "untied": LlamaConfig(**_COMMON, head_dim=32, tie_word_embeddings=False),
     "qwen2": Qwen2Config(**_COMMON),
     "qwen3": Qwen3Config(**_COMMON, head_dim=16),
     "mistral": MistralConfig(**_COMMON, head_dim=8, sliding_window=24),
     # products over so many elements that the order of their sum depends on the number of rows; no key is shared by heads
     "wide": LlamaConfig(**_COMMON | {"intermediate_size": 2048, "num_attention_heads": 2, "initializer_range": 0.05}),
+    "untied": LlamaConfig(**_COMMON, head_dim=32, tie_word_embeddings=False),
 }
 
 

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from tests.art_backend.inference.conftest import WITH_A_MODEL
 
 from art.wire import TrainOptions
 from art_backend.inference.client import EngineError
@@ -13,7 +14,11 @@ from art_backend.orchestrator import StepRunner
 from art_backend.serving import EngineHost, Gate, ServedPolicy
 from art_backend.training.types import StepInput, StepOutput
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.timeout(600),
+    pytest.mark.parametrize("engine", WITH_A_MODEL, indirect=True, scope="session"),  # the scripted one is no process
+]
 
 LONG = Sampling(max_tokens=400, temperature=0.0)
 
