@@ -19,9 +19,10 @@ T = TypeVar("T")
 LOG_TAIL_LINES = 30
 _PR_SET_PDEATHSIG = 1
 
-PASSIVE_WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""For children that compute: waiting threads sleep instead of spinning. With spinning, any other busy process on the machine
-(an agent's environment, say) slows matrix products by an order of magnitude."""
+BRIEF_WAITING = {"GOMP_SPINCOUNT": "10000"}
+"""For children that compute: waiting threads spin for about a tenth of a millisecond, then sleep. By default they spin for so
+long that any other busy process on the machine (an agent's environment, say) slows matrix products by an order of
+magnitude; without any spinning, short products wait for threads to wake up for a third of their time."""
 
 
 class ProcessDiedError(RuntimeError):

@@ -31,10 +31,10 @@ def test_the_table_is_the_planners():
 def test_one_cell_by_hand():
     wanted = Wanted(KNOWN["Qwen2.5-7B"], 24 * GIB, gradient_checkpointing=True, batch_tokens=4096)
     frozen, adapter = 15_231_233_024, 18 * 40_370_176
-    activations = 4096 * (28 * 3584 * 2 + 128_344 + 8 * (18_944 + 3584)) + 320 * 2**20
+    activations = 4096 * (28 * 3584 * 2 + 90_424 + 8 * (18_944 + 3584)) + 320 * 2**20
     libraries = (0.6 + 0.9 + 0.6) * GIB
     assert plan(wanted).training == pytest.approx(frozen + adapter + activations + libraries, abs=2)
-    assert plan(wanted).training / GIB == pytest.approx(19.22, abs=0.01)
+    assert plan(wanted).training / GIB == pytest.approx(19.07, abs=0.01)
     assert f"| Qwen2.5-7B | – | {plan(wanted).training / GIB:.0f} GB, 24× ¹ |" in PAGE
 
 

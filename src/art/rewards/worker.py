@@ -81,7 +81,7 @@ class RewardWorker:
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=log,
-                    env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ},
+                    env={"GOMP_SPINCOUNT": "10000", **os.environ},
                     limit=_LINE_BYTES,
                 )
         return self._process

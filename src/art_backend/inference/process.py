@@ -18,7 +18,7 @@ from art_backend.devices import visible
 from art_backend.inference.client import EngineClient, EngineError, EngineUnreachableError
 from art_backend.inference.engine import Member
 from art_backend.inference.key_check.art_key_check import KEY_VARIABLE
-from art_backend.process import PASSIVE_WAITING, ChildProcess, DeadlineExceededError, ProcessDiedError
+from art_backend.process import BRIEF_WAITING, ChildProcess, DeadlineExceededError, ProcessDiedError
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ _DEATH_GRACE_S = 1.0
 _HEALTH_DEADLINE_S = 2.0
 
 CPU_ENVIRONMENT = {
-    **PASSIVE_WAITING,
+    **BRIEF_WAITING,
     # freed buffers stay with the process: asking the system for fresh pages costs more than the arithmetic on them
     "MALLOC_MMAP_THRESHOLD_": str(256 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(512 * 2**20),

@@ -67,7 +67,7 @@ class Wanted:
     @property
     def pass_tokens(self) -> int:
         """Tokens of the largest forward pass: a row is never cut."""
-        wanted = self.batch_tokens or max(DEFAULT_BATCH_TOKENS, self.context * 3 // 2)
+        wanted = self.batch_tokens or max(DEFAULT_BATCH_TOKENS, 2 * self.context)
         return max(wanted, self.context)
 
 
@@ -213,8 +213,8 @@ def layer_activation_bytes(a: Architecture, *, lora_rank: int | None, flex: bool
     I the intermediate one, Q and K the widths of all query and all key heads:
 
     - an adapter on frozen weights (``training.fused``): inputs of two norms, of the attention's and of the MLP's
-      projections (4H); queries, keys, values and the attention's output (2Q + 2K); gate and up (2I); the r numbers
-      between A and B of seven projections; and a float32 number for each norm and each query head.
+      projections (4H); queries, keys, values and the attention's output (2Q + 2K); the gate (I); the r numbers
+      between A and B of six projections; and a float32 number for each norm and each query head.
     - all weights: the same but for the norms, whose input is kept in float32 and once more normalised; and of the MLP the
       activation and the product, too (4I).
 
@@ -227,7 +227,7 @@ def layer_activation_bytes(a: Architecture, *, lora_rank: int | None, flex: bool
     if lora_rank is None:
         numbers, wide = 4 * h + 2 * q + 2 * k + 4 * i, 2 * 4 * h
     else:
-        numbers, wide = 4 * h + 2 * q + 2 * k + 2 * i + 7 * lora_rank, 0
+        numbers, wide = 4 * h + 2 * q + 2 * k + i + 6 * lora_rank, 0
     if a.head_norms:
         numbers += q + k
         scales += 4 * (a.heads + a.kv_heads)

@@ -29,7 +29,7 @@ Kind = Literal["branches", "flex", "dense", "rows"]
 BRANCH_ATTENTION = "art_prefix_tree"
 """Name under which branch attention is known to transformers."""
 
-QUERY_BLOCK = 128
+QUERY_BLOCK = 256
 """Most queries of one block of branch attention."""
 
 IMPLEMENTATIONS: dict[Kind, str] = {

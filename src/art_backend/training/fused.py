@@ -1,8 +1,8 @@
 """Modules of common models that keep less for the backward pass: what is cheap to compute is computed again.
 
 The forward pass does the same operations in the same order as the module it replaces, so every bit of a log-probability
-stays what it was. Of a SwiGLU layer, its inputs to the activation are kept and neither the activation nor the product;
-of an RMSNorm, the input in the compute type instead of a copy in float32.
+stays what it was. Of a SwiGLU layer, the gate is kept and neither its activation, nor what it is multiplied with, nor the
+product; of an RMSNorm, the input in the compute type instead of a copy in float32.
 """
 
 from typing import Any
@@ -91,16 +91,17 @@ class _SwiGlu(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, scales: list[float], *tensors: Tensor) -> Tensor:
         gate_f, up_f, down_f = _factors(scales, tensors)
         gate, gate_low = multiply(x, gate_f)
-        up, up_low = multiply(x, up_f)
+        up, _ = multiply(x, up_f)
         output, down_low = multiply(silu(gate).mul_(up), down_f)
-        ctx.save_for_backward(x, gate, up, gate_low, up_low, down_low, *tensors)
+        ctx.save_for_backward(x, gate, gate_low, down_low, *tensors)
         ctx.scales = scales
         return output
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, gate, up, gate_low, up_low, down_low, *tensors = ctx.saved_tensors
+        x, gate, gate_low, down_low, *tensors = ctx.saved_tensors
         gate_f, up_f, down_f = _factors(ctx.scales, tensors)
+        up, up_low = multiply(x, up_f)
         active = silu(gate)
         inner, down_a, down_b = multiply_backward(grads[0], active * up, down_low, down_f)
         assert inner is not None

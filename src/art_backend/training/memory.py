@@ -4,7 +4,7 @@ import ctypes
 import resource
 import sys
 
-from art_backend.process import PASSIVE_WAITING
+from art_backend.process import BRIEF_WAITING
 
 CPU_ENVIRONMENT = {
     # Activations of one pack are freed and asked for again by the next. By default glibc returns such blocks to the kernel
@@ -14,7 +14,7 @@ CPU_ENVIRONMENT = {
     "MALLOC_TOP_PAD_": str(64 * 2**20),
     # One arena: threads that free what others allocated would otherwise spread the same buffers over many.
     "MALLOC_ARENA_MAX": "1",
-    **PASSIVE_WAITING,
+    **BRIEF_WAITING,
 }
 """Read by glibc and OpenMP when a process starts; others ignore it."""
 

@@ -361,9 +361,9 @@ def _learn(policy: Policy, pack: Pack, meter: SftMeter) -> None:
 
 
 def _default_budget(rows: Sequence[TrainingRow], device: torch.device) -> int:
-    """Packed tokens per forward pass: room for one and a half of the longest row, so that long rows can share at all."""
+    """Packed tokens per forward pass: room for two of the longest row, so that what is shared is not computed too often."""
     longest = max((row.token_ids.size for row in rows), default=0)
-    return max(MICRO_BATCH_TOKENS[device.type], longest * 3 // 2)
+    return max(MICRO_BATCH_TOKENS[device.type], 2 * longest)
 
 
 def _warn_of_gap(measured: dict[str, float]) -> list[str]:
