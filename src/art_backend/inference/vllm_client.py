@@ -1,6 +1,6 @@
 """What vLLM does otherwise than the engine contract says: whole weights that are replaced."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from art_backend.inference.client import EngineClient, EngineError
@@ -26,7 +26,7 @@ class VllmClient(EngineClient):
     async def generate(
         self,
         model: str,
-        token_ids: list[int],
+        token_ids: Sequence[int],
         sampling: Sampling,
         request_id: str | None = None,
         *,
@@ -37,7 +37,7 @@ class VllmClient(EngineClient):
     async def stream(
         self,
         model: str,
-        token_ids: list[int],
+        token_ids: Sequence[int],
         sampling: Sampling,
         request_id: str | None = None,
         *,
