@@ -225,7 +225,10 @@ def find_world(level: Level, clues: Sequence[Clue], except_for: tuple[str, str] 
     for clue in clues:
         _add_clue(problem, clue, suspects)
     solution = problem.getSolution()
-    return None if solution is None else tuple(solution[question] for question in QUESTIONS)  # type: ignore[return-value]
+    if solution is None:
+        return None
+    who, where, when, what = (solution[question] for question in QUESTIONS)
+    return who, where, when, what
 
 
 def _add_clue(problem: Problem, clue: Clue, suspects: Sequence[str]) -> None:
