@@ -22,20 +22,22 @@ AUTO_BATCH_SIZE = 2
 """What ``batch_size="auto"`` means in supervised fine-tuning."""
 
 _DEAD_DEFAULTS: dict[str, Any] = {
-    "advantage_balance": 0.0,
-    "drop_zero_advantage_trajectories": True,
-    "importance_sampling_level": "token",
-    "kimi_k2_tau": None,
     "logprob_calculation_chunk_size": 1024,
-    "loss_fn_config": None,
-    "mask_prob_ratio": False,
-    "max_completion_length": 256,
-    "num_trajectories_learning_rate_multiplier_power": 0.0,
     "plot_tensors": False,
     "precalculate_logprobs": False,
     "save_checkpoint": True,
-    "scale_learning_rate_by_reward_std_dev": False,
 }
+"""Options that change nothing that is learned, and their defaults."""
+_MISSING: dict[str, tuple[Any, str]] = {
+    "advantage_balance": (0.0, "Weigh advantages in a function of your own: advantage=…, see docs/algorithms.md."),
+    "drop_zero_advantage_trajectories": (True, "A group in which all did equally well is never trained."),
+    "kimi_k2_tau": (0.0, "Write it as a loss of your own: loss=…, see docs/algorithms.md; or set kl_coef."),
+    "loss_fn_config": ({}, "Set epsilon and epsilon_high: ratios are clipped to 1 - epsilon … 1 + epsilon_high."),
+    "mask_prob_ratio": (False, "Write it as a loss of your own: loss=…, see docs/algorithms.md; or keep the clip."),
+    "num_trajectories_learning_rate_multiplier_power": (0.0, "Multiply learning_rate yourself."),
+    "scale_learning_rate_by_reward_std_dev": (False, "Multiply learning_rate yourself."),
+}
+"""Options that would change what is learned, and that the service does not have: what changes nothing, what to do instead."""
 _DIRECT = (
     "trainer",
     "algorithm",
@@ -80,6 +82,9 @@ _LOSS_TYPES = {
 }
 _LOSS_FNS = {"cispo": Algorithm.CISPO, "ppo": None, "grpo": Algorithm.GRPO, "dapo": Algorithm.DAPO}
 """Names of losses by other trainers; ``None``: the service's default stands in, a clipped token-level surrogate."""
+
+_LEVELS = {"token": None, "sequence": Algorithm.GSPO}
+"""Importance ratios by what they are taken over; ``None``: every algorithm but one does that."""
 
 _warned: set[str] = set()
 
@@ -128,8 +133,11 @@ def build_options(learning_rate: float, options: Mapping[str, Any]) -> TrainOpti
                 wire.setdefault("algorithm", algorithm)
         elif name == "adam_params":
             wire.setdefault("adam_betas", _adam_betas(value))
+        elif name in _MISSING:
+            _refuse_missing(name, value)
         elif name in _DEAD_DEFAULTS and value != _DEAD_DEFAULTS[name]:
             _warn_dead(name, value)
+    _choose_surrogate(wire, options)
     return validate(TrainOptions, wire, "train() cannot use these options")
 
 
@@ -184,6 +192,34 @@ def _pick(table: Mapping[str, Algorithm | None], name: str, value: Any) -> Algor
     if value not in table:
         raise ValueError(f"{name}={value!r} is not available here; choose one of {', '.join(table)}.")
     return table[value]
+
+
+def _choose_surrogate(wire: dict[str, Any], options: Mapping[str, Any]) -> None:
+    """Honour what others name beside the algorithm, where the algorithm is open or agrees.
+
+    Raises:
+        ValueError: They contradict each other.
+    """
+    level = options.get("importance_sampling_level")
+    algorithm = None if level is None else _pick(_LEVELS, "importance_sampling_level", level)
+    if algorithm is not None and wire.setdefault("algorithm", algorithm) != algorithm:
+        raise ValueError(
+            f"importance_sampling_level={level!r} is algorithm={algorithm.value!r} here, which cannot be combined with "
+            f"algorithm={str(wire['algorithm'])!r}; leave one of them out."
+        )
+    if options.get("ppo") and wire.get("algorithm") == Algorithm.CISPO:
+        raise ValueError("ppo=True clips the surrogate, which algorithm='cispo' does not; leave one of them out.")
+    if options.get("max_completion_length") is not None and wire.get("algorithm") == Algorithm.DR_GRPO:
+        raise ValueError(
+            "max_completion_length is not available here: dr_grpo divides by the model's maximum sequence length. Leave it "
+            "out, and multiply learning_rate by the quotient of the two if you mean the other size of step."
+        )
+
+
+def _refuse_missing(name: str, value: Any) -> None:
+    harmless, remedy = _MISSING[name]
+    if value != harmless:
+        raise ValueError(f"{name}={value!r} is not available here, and it would change what is learned. {remedy}")
 
 
 def _adam_betas(params: Any) -> tuple[float, float]:

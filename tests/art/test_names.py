@@ -9,7 +9,6 @@ from dataclasses import asdict
 import pytest
 
 import art
-from art import train_options
 from art.pipeline_trainer import PipelineTrainer
 from art.train_options import build_options, build_sft_options
 from art.types import LocalTrainResult, ServerlessTrainResult, TrainConfig, TrainResult, TrainSFTConfig
@@ -181,11 +180,6 @@ def test_every_option_of_training_that_scripts_give_is_taken():
         "adam_params": None,
     }
     assert build_options(5e-6, given) == build_options(5e-6, {})
-    train_options._warned.clear()
-    for level in ("sequence", "average", "geometric_average"):
-        with pytest.warns(UserWarning, match=f"importance_sampling_level='{level}'.* has no effect"):
-            build_options(5e-6, {"importance_sampling_level": level})
-        train_options._warned.clear()
 
 
 def test_errors_carry_their_status():

@@ -96,6 +96,43 @@ def test_a_function_of_the_program_itself_has_to_move():
         build_options(1.0, {"advantage": like_main})
 
 
+def test_ratios_over_sequences_are_gspo():
+    assert build_options(1.0, {"importance_sampling_level": "sequence"}).algorithm is Algorithm.GSPO
+    assert (
+        build_options(1.0, {"importance_sampling_level": "sequence", "algorithm": "gspo"}).algorithm is Algorithm.GSPO
+    )
+    assert build_options(1.0, {"importance_sampling_level": "token"}).algorithm is TrainOptions().algorithm
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"advantage_balance": 0.5}, "advantage_balance=0.5 .*advantage=…"),
+        ({"drop_zero_advantage_trajectories": False}, "drop_zero_advantage_trajectories=False .*never trained"),
+        ({"importance_sampling_level": "average"}, "importance_sampling_level='average' .*token, sequence"),
+        ({"importance_sampling_level": "geometric_average"}, "importance_sampling_level='geometric_average'"),
+        ({"importance_sampling_level": "sequence", "loss_fn": "cispo"}, "algorithm='gspo' .*algorithm='cispo'"),
+        ({"kimi_k2_tau": 0.1}, "kimi_k2_tau=0.1 .*loss=…"),
+        ({"loss_fn_config": {"clip_high_threshold": 4}}, "loss_fn_config=.*epsilon_high"),
+        ({"loss_type": "dr_grpo", "max_completion_length": 256}, "max_completion_length .*learning_rate"),
+        ({"mask_prob_ratio": True}, "mask_prob_ratio=True .*loss=…"),
+        ({"num_trajectories_learning_rate_multiplier_power": 0.5}, "multiplier_power=0.5 .*learning_rate"),
+        ({"ppo": True, "loss_fn": "cispo"}, "ppo=True clips .*leave one of them out"),
+        ({"scale_learning_rate_by_reward_std_dev": True}, "by_reward_std_dev=True .*learning_rate"),
+    ],
+)
+def test_what_would_change_the_mathematics_and_is_not_there_is_an_error(options, message):
+    with pytest.raises(ValueError, match=message):
+        build_options(1.0, options)
+
+
+def test_what_changes_nothing_is_taken_without_a_word():
+    neutral = {"kimi_k2_tau": 0.0, "loss_fn_config": {}, "max_completion_length": 256, "ppo": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert build_options(5e-6, neutral) == TrainOptions()
+
+
 def test_unknown_names_are_errors():
     with pytest.raises(TypeError, match="unknown options: a, b"):
         build_options(1.0, {"b": 1, "a": 2})

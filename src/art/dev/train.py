@@ -5,7 +5,7 @@ from typing import Any, Literal, TypedDict
 
 
 class TrainConfig(TypedDict, total=False):
-    """Options of ``backend.train``; see the backend for what each does.
+    """Options of ``backend.train``; see docs/algorithms.md for what each does, and for names that other trainers use.
 
     >>> options: TrainConfig = {"algorithm": "gspo", "kl_coef": 0.01}
     >>> result = await backend.train(model, groups, learning_rate=1e-5, **options)
@@ -24,6 +24,7 @@ class TrainConfig(TypedDict, total=False):
     gradient_checkpointing: bool
     importance_cap: float | None
     importance_sampling_level: Literal["token", "sequence", "average", "geometric_average"]
+    """``"sequence"`` is ``algorithm="gspo"``; the last two are errors."""
     kimi_k2_tau: float | None
     kl_coef: float
     kl_in: Literal["loss", "advantage"]
