@@ -5,7 +5,8 @@ Clients that models hand out record by themselves, through their HTTP package's 
     client = openai.AsyncOpenAI(http_client=art.capture.async_http_client())
     claude = anthropic.AsyncAnthropic(http_client=art.capture.async_http_client())
 
-An agent that cannot be given a client is captured where its calls arrive: ``async with model.rollout() as r``.
+Any other client that was built by hand is not seen, since nothing of another package is patched. An agent that cannot be given
+a client is captured where its calls arrive: ``async with model.rollout() as r``. docs/capture.md has the choices.
 """
 
 import json

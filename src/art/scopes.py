@@ -6,7 +6,6 @@ with art.Trajectory(metadata={"task": 7}) as t:
 
 import asyncio
 import inspect
-import warnings
 from collections.abc import Awaitable, Coroutine, Iterable, Mapping
 from typing import Any, Literal, cast, overload
 
@@ -50,7 +49,7 @@ async def trajectory(coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
     """Run a coroutine and return the trajectory of the model calls made in it; see ``art.capture`` for which are seen.
 
     Inside, ``art.current_trajectory()`` is the trajectory, to set its reward. If nothing at all was recorded, a warning
-    says so once.
+    says so once, and what to do.
 
     Raises:
         TypeError: Not a coroutine: a task or future would run outside of the trajectory.
@@ -70,12 +69,6 @@ async def trajectory(coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
         )
     with Trajectory() as opened:
         await coroutine
-    if not (opened.messages_and_choices or opened.exchanges):
-        warnings.warn(
-            "No model call was recorded. Calls are seen through clients of model.openai_client(), and through clients built on "
-            "art.capture.async_http_client(); for agents that build their own, use `async with model.rollout()`.",
-            stacklevel=2,
-        )
     return opened
 
 

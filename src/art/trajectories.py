@@ -5,6 +5,7 @@ import copy
 import inspect
 import time
 import traceback as tracebacks
+import warnings
 from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -21,6 +22,13 @@ from art.types import Messages, MessagesAndChoices, Tools
 
 MetadataValue: TypeAlias = float | int | str | bool | list[Any] | dict[str, Any] | None
 """Any JSON value."""
+
+NOTHING_RECORDED = (
+    "No model call was recorded in this trajectory. Calls are seen through clients that models hand out "
+    "(model.openai_client()) and through clients built on art.capture.async_http_client() or http_client(), not through any "
+    "other client that was built by hand; for agents that build their own, use `async with model.rollout()`. docs/capture.md "
+    "has the choices."
+)
 
 
 class PydanticException(BaseModel):
@@ -84,6 +92,8 @@ class Trajectory(BaseModel):
     _variables: dict[str, str | None] | None = PrivateAttr(default=None)
     _outer: "list[tuple[Trajectory | None, environment.Overlay | None]]" = PrivateAttr(default_factory=list[Any])
     """What was open around this one, once per time that it was entered."""
+    _encloses: bool = PrivateAttr(default=False)
+    """Whether another one was opened inside, whose calls are its own."""
 
     def log(self, message: str) -> None:
         """Append a line to the trajectory's logs."""
@@ -113,13 +123,19 @@ class Trajectory(BaseModel):
         return self
 
     def __enter__(self) -> Self:
-        """Record the model calls that are made until the block ends."""
+        """Record the model calls that are made until the block ends. If there were none, a warning says why that may be."""
         variables = None if self._variables is None else environment.enter(self._variables)
-        self._outer.append((active_trajectory.get(), variables))
+        outer = active_trajectory.get()
+        if outer is not None:
+            outer._encloses = True
+        self._outer.append((outer, variables))
         active_trajectory.set(self)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        self._leave(kind, stacklevel=3)
+
+    def _leave(self, kind: type[BaseException] | None, stacklevel: int) -> None:
         if active_trajectory.get() is not self:
             raise RuntimeError("Trajectories must be left in the opposite order of entering them.")
         trajectory, variables = self._outer.pop()
@@ -127,13 +143,16 @@ class Trajectory(BaseModel):
         if variables is not None:
             environment.leave(variables)
         self.finish()
+        seen = self.messages_and_choices or self.additional_histories or self.exchanges or self.rollout_id
+        if kind is None and not (seen or self._encloses):
+            warnings.warn(NOTHING_RECORDED, stacklevel=stacklevel)
 
     async def __aenter__(self) -> Self:
         """As ``with``, to stand in one line with ``async with model.rollout()``."""
         return self.__enter__()
 
-    async def __aexit__(self, *_: object) -> None:
-        self.__exit__()
+    async def __aexit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        self._leave(kind, stacklevel=3)
 
     def messages(self) -> Messages:
         """The main conversation as plain messages."""

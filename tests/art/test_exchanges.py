@@ -1,6 +1,8 @@
 """The calls of a trajectory by protocol, as the SDKs of both vendors make them."""
 
 import json
+import re
+import warnings
 from datetime import datetime
 
 import anthropic
@@ -279,10 +281,49 @@ async def test_what_is_no_chat_completion_is_left_out(client):
     assert t.messages_and_choices == []
 
 
+SILENCE = r"No model call was recorded.*model\.openai_client\(\).*built by hand.*model\.rollout\(\)"
+
+
 async def test_a_scope_that_saw_no_call_says_how_calls_are_seen(endpoint):
     async def agent():
         async with openai.AsyncOpenAI(base_url=f"{endpoint}/v1", api_key="k") as plain:
             await plain.chat.completions.create(model="m", messages=USER)
 
-    with pytest.warns(UserWarning, match=r"No model call was recorded.*model\.openai_client\(\).*model\.rollout\(\)"):
-        assert not (await art.trajectory(agent())).exchanges
+    async def one_call():
+        return await art.trajectory(agent())
+
+    async def old_name():
+        return await art.capture_auto_trajectory(agent())
+
+    async def block():
+        with art.Trajectory() as t:
+            await agent()
+        return t
+
+    async def async_block():
+        async with art.Trajectory() as t:
+            await agent()
+        return t
+
+    for form in (one_call, old_name, block, async_block):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            for _ in range(3):
+                assert not (await form()).exchanges
+        told = [warning for warning in caught if warning.category is UserWarning]
+        assert len(told) == 1, "once for each place"
+        assert re.search(SILENCE, str(told[0].message))
+        assert (told[0].filename == __file__) == (form in (block, async_block)), "where the block stands"
+
+
+async def test_a_scope_that_recorded_or_failed_or_holds_others_says_nothing(client):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with art.Trajectory():
+            await client.embeddings.create(model="m", input="x")
+            with art.Trajectory():
+                await client.chat.completions.create(model="m", messages=USER)
+        with art.Trajectory(rollout_id="captured where its calls arrive"):
+            pass
+        with pytest.raises(KeyError), art.Trajectory():
+            raise KeyError

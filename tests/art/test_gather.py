@@ -186,6 +186,8 @@ async def test_a_context_that_does_not_move_the_bar_shows_all_the_same():
 async def test_the_old_token_option_only_warns():
     with pytest.warns(DeprecationWarning, match="has no effect"):
         await art.gather_trajectory_groups([], pbar_total_completion_tokens=True)
+    with pytest.warns(DeprecationWarning, match="has no effect"):
+        await art.gather_trajectories([], pbar_total_completion_tokens=True)
 
 
 def status_error(code):

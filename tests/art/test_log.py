@@ -222,3 +222,11 @@ async def test_a_trainers_own_time_is_kept_by_the_old_way(tmp_path, read_history
     with pytest.warns(DeprecationWarning):
         await model.train([art.TrajectoryGroup([trajectory(1.0)])])
     assert read_history(model)[0]["time/step_trainer_s"] == 7.0
+
+
+async def test_the_step_of_a_row_is_the_backends_unless_it_is_given(tmp_path, read_history):
+    model = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
+    await model.register(Steps([]))
+    await model.log(metrics={"reward": 1.0})
+    await model.log(metrics={"reward": 1.0}, step=2)
+    assert [row["step"] for row in read_history(model)] == [5, 2]

@@ -272,3 +272,53 @@ def test_cost_calculator(model):
     assert model.cost_calculator(1, 2, "eval") == {"costs/eval/x": 1.0}
     model.set_cost_calculator(None)
     assert model.cost_calculator(1, 2, "train") == {}
+
+
+async def test_what_the_old_forms_are_given_reaches_the_backend(model, read_history):
+    given = []
+
+    class Asked(Recorder):
+        async def _prepare_backend_for_training(self, model, config):
+            given.append(config)
+            return await super()._prepare_backend_for_training(model, config)
+
+        async def _train_model(self, *arguments):
+            given.append(arguments)
+            yield {"loss/train": 1.0}
+
+        async def _train_sft(self, *arguments):
+            given.append(arguments)
+            yield {"loss/sft": 1.0}
+
+    server, groups, members = {"server_args": {"port": 1}}, [art.TrajectoryGroup([])], [art.Trajectory()]
+    await model.register(Asked(), _openai_client_config=server)
+    rl, sft = art.TrainConfig(learning_rate=1e-3), art.TrainSFTConfig(batch_size=1)
+    with pytest.warns(DeprecationWarning):
+        await model.train(iter(groups), rl, {"epsilon": 0.1}, verbose=True)
+    await model.train_sft(members, sft, {"train_on": "all"}, verbose=True)
+    await model.train_sft(members)
+    config, *calls = given
+    assert config is server
+    assert calls[:2] == [
+        (model, groups, rl, {"epsilon": 0.1}, True),
+        (model, members, sft, {"train_on": "all"}, True),
+    ]
+    assert calls[2] == (model, members, art.TrainSFTConfig(), {}, False)
+    assert len(read_history(model)) == 3
+
+
+def test_models_are_generic_in_their_config_and_state(tmp_path):
+    typed = art.TrainableModel[Config, dict](
+        name="m", project="p", base_model="any name", config=Config(rounds=2), base_path=str(tmp_path)
+    )
+    assert typed.config.rounds == 2
+    assert isinstance(typed, art.TrainableModel)
+
+
+def test_the_builder_of_a_model_is_that_of_training_and_of_each_context_one(model):
+    builder = model.metrics_builder()
+    assert (builder, builder.cost_context) == (model.metrics_builder("train"), "train")
+    assert model.metrics_builder("eval") is builder.for_cost_context("eval")
+    token = model.activate_metrics_context("eval")
+    assert MetricsBuilder.get_active() is model.metrics_builder("eval")
+    token.var.reset(token)

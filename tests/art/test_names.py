@@ -7,11 +7,20 @@ import sys
 from dataclasses import asdict
 
 import pytest
+from pydantic import BaseModel
 
 import art
 from art.pipeline_trainer import PipelineTrainer
 from art.train_options import build_options, build_sft_options
-from art.types import LocalTrainResult, ServerlessTrainResult, TrainConfig, TrainResult, TrainSFTConfig
+from art.types import (
+    LocalTrainResult,
+    MessagesAndChoices,
+    ServerlessTrainResult,
+    Tools,
+    TrainConfig,
+    TrainResult,
+    TrainSFTConfig,
+)
 
 EXPORTS = {
     "art": "dev auto_trajectory capture_auto_trajectory gather_trajectories gather_trajectory_groups trajectory_group_batches "
@@ -99,9 +108,11 @@ import multiprocessing
 assert multiprocessing.get_start_method(allow_none=True) is None
 assert "WANDB_API_KEY" not in os.environ, "a .env file is not read by itself"
 assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+from art.local.backend import START_TIMEOUT_S
+assert START_TIMEOUT_S == 7.0
 assert asyncio.run is loop and "nest_asyncio" not in sys.modules
 """
-    environment = {"PATH": "", "PYTHONPATH": ":".join(sys.path)}
+    environment = {"PATH": "", "PYTHONPATH": ":".join(sys.path), "ART_SERVER_TIMEOUT": "7"}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
@@ -116,6 +127,20 @@ def test_defaults_of_the_small_types():
     assert asdict(TrainResult(3)) == {"step": 3, "metrics": {}}
     assert asdict(LocalTrainResult(3)) == {"step": 3, "metrics": {}, "checkpoint_path": None}
     assert asdict(ServerlessTrainResult(3)) == {"step": 3, "metrics": {}, "artifact_name": None}
+
+
+def test_messages_pass_pydantic_as_they_are_also_in_models_of_ones_own(make_choice):
+    class Memory(BaseModel):
+        items: MessagesAndChoices
+        tools: Tools | None = None
+
+    odd = {"role": 5, "finish_reason": "stop", "message": {"content": object()}}
+    choice, tools = make_choice(), [{"anything": object()}]
+    memory = Memory(items=[odd, choice], tools=tools)
+    assert (memory.items[0], memory.items[1]) == (odd, choice)
+    assert memory.items[0] is odd
+    assert memory.items[1] is choice
+    assert memory.tools == tools
 
 
 def defaults(function):

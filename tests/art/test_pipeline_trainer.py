@@ -62,6 +62,8 @@ async def test_a_resumed_run_goes_on_with_what_was_not_trained(make):
     await trainer.train(handle_signals=False)
     state = trainer.model.read_state()["_pipeline_trainer"]
     assert (state["training_step"], state["total_scenarios_consumed"]) == (2, 4)
+    await (await make(range(10), min_batch_size=2, max_batch_size=2, max_steps=1)).train(handle_signals=False)
+    assert trainer.model.read_state()["_pipeline_trainer"]["training_step"] == 3, "so many more steps"
     await (await make(range(10), min_batch_size=2)).train(handle_signals=False)
     assert scenarios_of(make.backend.batches) == list(range(10))
 
@@ -189,7 +191,12 @@ async def test_a_stop_in_mid_run_loses_no_scenario(make):
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("min_batch_size", 0), ("num_rollout_workers", -1), ("max_steps_off_policy", -1), ("max_batch_size", 3)],
+    [
+        *(("min_batch_size", 0), ("num_rollout_workers", -1), ("max_batch_size", 0), ("queue_maxsize", 0)),
+        *(("discard_queue_multiplier", 0), ("log_interval_seconds", 0.0)),
+        *(("max_steps_off_policy", -1), ("max_steps", -1), ("eval_every_n_steps", -1), ("total_scenarios", -1)),
+        ("max_batch_size", 3),
+    ],
 )
 async def test_sizes_are_checked(make, option, value):
     with pytest.raises(ValueError, match=option):

@@ -1,4 +1,5 @@
 import json
+import typing
 
 import pytest
 
@@ -68,3 +69,9 @@ def test_what_cannot_be_is_named_when_the_model_is_registered_and_not_before(cha
 def test_a_model_takes_settings_in_part():
     model = art.TrainableModel(name="m", project="p", base_model="b", _internal_config={"trainer_gpu_ids": [0]})
     assert model._internal_config == {"trainer_gpu_ids": [0]}
+
+
+def test_every_setting_may_be_left_out():
+    settings = [value for value in vars(art.dev).values() if typing.is_typeddict(value)]
+    assert len(settings) >= 11
+    assert [value.__name__ for value in settings if value.__required_keys__] == []

@@ -120,6 +120,7 @@ async def test_a_judge_by_litellm_name(monkeypatch):
     with builder.activate_context():
         await ruler([conversation("a")], "openai/gpt-4.1", {"seed": 1})
         await ruler([conversation("a")], "openai/unpriced")
+        await ruler([conversation("a")], "gpt-4.1")  # no provider: nothing is booked
     assert (calls[0]["model"], calls[0]["response_format"], calls[0]["caching"], calls[0]["seed"]) == (
         "openai/gpt-4.1",
         module.Response,
