@@ -129,20 +129,31 @@ def python_page(title: str, modules: list[str]) -> str:
 
 def _module(name: str) -> str:
     tree = ast.parse(source_of(name).read_text())
-    listed = _all_of(tree)
     parts = [f"## `{name}`\n", _prose(ast.get_docstring(tree) or "")]
-    for node, note in _with_notes(tree.body):
-        names = _names(node)
-        if not names or names[0].startswith("_") or (listed is not None and names[0] not in listed):
-            continue
+    notes = {id(node): note for node, note in _with_notes(tree.body)}
+    for node in documented_in(tree):
         if isinstance(node, ast.ClassDef):
             parts.append(_class(node))
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            if not is_overload(node):
-                parts.append(_function(node, "###"))
-        elif note:
-            parts.append(f"### `{names[0]}`\n\n{_prose(note)}")
+            parts.append(_function(node, "###"))
+        elif note := notes[id(node)]:
+            parts.append(f"### `{_names(node)[0]}`\n\n{_prose(note)}")
     return "\n".join(part.rstrip() + "\n" for part in parts if part.strip())
+
+
+def documented(module: str) -> list[ast.stmt]:
+    """What a module's section is about: what it lists in ``__all__``, or else all that has no underscore in front."""
+    return documented_in(ast.parse(source_of(module).read_text()))
+
+
+def documented_in(tree: ast.Module) -> list[ast.stmt]:
+    listed = _all_of(tree)
+    found = [(node, _names(node)) for node in tree.body]
+    return [
+        node
+        for node, names in found
+        if names and not names[0].startswith("_") and (listed is None or names[0] in listed) and not is_overload(node)
+    ]
 
 
 def source_of(module: str) -> Path:

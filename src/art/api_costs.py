@@ -9,6 +9,8 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
 
 from art.costs import MODEL_PRICING, tokens_to_cost
 
+__all__ = ["MODEL_TOKEN_PRICING", "TokenPricing", "track_api_cost"]
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

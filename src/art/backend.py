@@ -66,7 +66,11 @@ class Backend(Protocol):
 
 
 class MetricSink(ABC):
-    """A backend that keeps metric histories, for instance to draw them."""
+    """A backend that keeps metric histories, for instance to draw them.
+
+    >>> isinstance(backend, art.backend.MetricSink)
+    True
+    """
 
     @abstractmethod
     async def record_metrics(
@@ -76,7 +80,11 @@ class MetricSink(ABC):
 
 
 class EngineWatch(ABC):
-    """A backend that can tell whether an engine is being started."""
+    """A backend that can tell whether an engine is being started.
+
+    >>> await backend.engine_is_starting()
+    False
+    """
 
     @abstractmethod
     async def engine_is_starting(self) -> bool:
@@ -88,7 +96,12 @@ class EngineWatch(ABC):
 
 
 class RolloutSource(ABC):
-    """A backend that captures rollouts under keys of their own."""
+    """A backend that captures rollouts under keys of their own.
+
+    >>> rollout_id, base_url, api_key = await backend.create_rollout(model, None)
+    >>> base_url.endswith(f"/r/{rollout_id}/v1")
+    True
+    """
 
     @abstractmethod
     async def create_rollout(self, model: "TrainableModel[Any, Any]", step: int | None) -> "tuple[str, str, str]":

@@ -36,7 +36,7 @@ from art.capture_streams import (
 from art.exchanges import Exchange, ExchangeRequest
 from art.trajectories import History, Trajectory, get_messages
 
-__all__ = ["async_http_client", "http_client", "http_package", "no_capture", "place"]
+__all__ = ["async_http_client", "http_client", "no_capture"]
 
 _KINDS = {
     "/chat/completions": "chat_completions",
@@ -52,12 +52,26 @@ def async_http_client(**options: Any) -> DefaultAsyncHttpxClient:
 
     Args:
         options: Further arguments of ``openai.DefaultAsyncHttpxClient``.
+
+    >>> import openai
+    >>> async with openai.AsyncOpenAI(base_url=endpoint, api_key="key", http_client=async_http_client()) as client:
+    ...     with art.Trajectory() as t:
+    ...         _ = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hi."}])
+    >>> len(t.exchanges.chat_completions)
+    1
     """
     return DefaultAsyncHttpxClient(event_hooks={"response": [_record_async]}, headers=_HEADERS, **options)
 
 
 def http_client(**options: Any) -> DefaultHttpxClient:
-    """An HTTP client for ``openai.OpenAI`` or ``anthropic.Anthropic`` that records."""
+    """An HTTP client for ``openai.OpenAI`` or ``anthropic.Anthropic`` that records.
+
+    >>> import openai
+    >>> with openai.OpenAI(base_url=endpoint, api_key="key", http_client=http_client()) as client, art.Trajectory() as t:
+    ...     _ = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hi."}])
+    >>> len(t.messages_and_choices)
+    2
+    """
     return DefaultHttpxClient(event_hooks={"response": [_record_sync]}, headers=_HEADERS, **options)
 
 

@@ -70,6 +70,9 @@ class BackendError(ARTError):
     Attributes:
         code: What went wrong, for programs.
         param: Dotted path of the offending field, if there is one.
+
+    >>> BackendError("Must be positive.", 400, param="options.epsilon").param
+    'options.epsilon'
     """
 
     def __init__(
@@ -81,66 +84,144 @@ class BackendError(ARTError):
 
 
 class BadRequestError(BackendError):
-    """A field has a wrong type or value; ``param`` names it."""
+    """A field has a wrong type or value; ``param`` names it.
+
+    >>> try:
+    ...     await backend.train(model, groups, advantage="nowhere:best")
+    ... except BadRequestError as error:
+    ...     print(error.param)
+    options.advantage
+    """
 
 
 class UnauthorizedError(BackendError):
-    """The key is missing or unknown to the backend."""
+    """The key is missing or unknown to the backend.
+
+    >>> from_api_error(ApiErrorBody(code=ErrorCode.UNAUTHORIZED, message="The key is not known."), 401)
+    UnauthorizedError('The key is not known.')
+    """
 
 
 class ForbiddenError(BackendError):
-    """The key is valid, but not for this."""
+    """The key is valid, but not for this.
+
+    >>> from_api_error(ApiErrorBody(code=ErrorCode.FORBIDDEN, message="A rollout's key cannot train."), 403)
+    ForbiddenError("A rollout's key cannot train.")
+    """
 
 
 class NotFoundError(BackendError):
-    """The backend knows no such model, job, rollout or version."""
+    """The backend knows no such model, job, rollout or version.
+
+    >>> try:
+    ...     await backend.get_model("examples", "nobody")
+    ... except NotFoundError as error:
+    ...     print(error.status_code)
+    404
+    """
 
 
 class ConflictError(BackendError):
-    """The request contradicts what the backend stores, such as a name registered with another base model."""
+    """The request contradicts what the backend stores, such as a name registered with another base model.
+
+    >>> other = art.TrainableModel(name="learner", project="examples", base_model="another")
+    >>> try:
+    ...     await other.register(backend)
+    ... except ConflictError as error:
+    ...     print(error.status_code)
+    409
+    """
 
 
 class ModelNotAvailableError(BackendError):
-    """The base model could not be found or loaded."""
+    """The base model could not be found or loaded.
+
+    >>> lost = art.TrainableModel(name="lost", project="examples", base_model="./nowhere")
+    >>> try:
+    ...     await lost.register(backend)
+    ... except ModelNotAvailableError as error:
+    ...     print(error.code.value)
+    model_not_available
+    """
 
 
 class BusyError(BackendError):
-    """Temporarily refused."""
+    """Temporarily refused.
+
+    >>> from_api_error(ApiErrorBody(code=ErrorCode.BUSY, message="Come back later."), 429).retry_after_s is None
+    True
+    """
 
     retry_after_s: float | None = None
     """When trying again makes sense, if the backend said so."""
 
 
 class EngineFailedError(BackendError):
-    """The inference engine died or does not answer; the message shows the tail of its log."""
+    """The inference engine died or does not answer; the message shows the tail of its log.
+
+    >>> from_api_error(ApiErrorBody(code=ErrorCode.ENGINE_FAILED, message="The engine died."), 503)
+    EngineFailedError('The engine died.')
+    """
 
 
 class TrainerFailedError(BackendError):
-    """The trainer died or raised; the message shows the tail of its log."""
+    """The trainer died or raised; the message shows the tail of its log.
+
+    >>> from_api_error(ApiErrorBody(code=ErrorCode.TRAINER_FAILED, message="The trainer died."), 500)
+    TrainerFailedError('The trainer died.')
+    """
 
 
 class StorageFailedError(BackendError):
-    """The backend's disk is full or not writable."""
+    """The backend's disk is full or not writable.
+
+    >>> from_api_error(ApiErrorBody(code=ErrorCode.STORAGE_FAILED, message="The disk is full."), 507).status_code
+    507
+    """
 
 
 class VersionMismatchError(BackendError):
-    """Frontend and backend speak different versions of the protocol."""
+    """Frontend and backend speak different versions of the protocol.
+
+    >>> VersionMismatchError("The backend speaks protocol 2.", 400, code=ErrorCode.VERSION_MISMATCH).code.value
+    'version_mismatch'
+    """
 
 
 class JobInterruptedError(BackendError):
-    """The backend stopped while it trained. Nothing of the step was kept; the same call may be made again."""
+    """The backend stopped while it trained. Nothing of the step was kept; the same call may be made again.
+
+    >>> isinstance(JobInterruptedError("Nothing of the step was kept.", 503), BackendError)
+    True
+    """
 
 
 class BackendUnreachableError(BackendError):
-    """Nothing answers at the backend's address."""
+    """Nothing answers at the backend's address.
+
+    >>> BackendUnreachableError("No backend answers at http://gpu-box:8000.", 503).status_code
+    503
+    """
 
 
 class BackendDiedError(BackendError):
-    """The local backend's process ended; the message shows the tail of its log."""
+    """The local backend's process ended; the message shows the tail of its log.
+
+    >>> isinstance(BackendDiedError("The service was ended by SIGKILL."), BackendError)
+    True
+    """
 
 
 class NoTrainingDataError(ARTError, ValueError):
-    """What was given cannot be trained; the message names the group, the trajectory and the reason."""
+    """What was given cannot be trained; the message names the group, the trajectory and the reason.
+
+    >>> said = art.Trajectory(messages_and_choices=[{"role": "assistant", "content": "Typed by hand."}])
+    >>> try:
+    ...     await backend.train(model, [art.TrajectoryGroup([said])])
+    ... except NoTrainingDataError as error:
+    ...     print(error)
+    No suitable data in group 0, trajectory 0: turn 0 is a plain dict instead of the sampled Choice...
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, 400)
@@ -152,6 +233,9 @@ class MissingExtraError(ARTError, ImportError):
     Args:
         what: What was wanted.
         extra: The extra that brings it.
+
+    >>> print(MissingExtraError("TRL", "trl"))
+    TRL is not installed. Install it: pip install 'art-trainer[trl]'
     """
 
     def __init__(self, what: str, extra: str) -> None:
@@ -177,6 +261,10 @@ INFRASTRUCTURE_CODES = frozenset({ErrorCode.ENGINE_FAILED, ErrorCode.TRAINER_FAI
 
 
 def from_api_error(body: ApiErrorBody, status_code: int) -> BackendError:
-    """Turn an error answer of the control API into the exception that carries it."""
+    """Turn an error answer of the control API into the exception that carries it.
+
+    >>> from_api_error(ApiErrorBody(code=ErrorCode.NOT_FOUND, message="No such job."), 404)
+    NotFoundError('No such job.')
+    """
     kind = _BY_CODE.get(body.code, BackendError)
     return kind(body.message, status_code, code=body.code, param=body.param)

@@ -15,13 +15,19 @@ from art.gather import gather_or_cancel
 from art.loop.rollouts import EveryRolloutFailedError, GroupRunner, HoldClock, RolloutFn
 from art.trajectories import Trajectory
 
+__all__ = ["Evaluation", "Interval", "evaluate", "interval"]
+
 _Z = 1.959963984540054
 _T_OF_FEW = {1: 12.706204736, 2: 4.302652730, 3: 3.182446305}
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its 95 % confidence interval; of a single value the bounds are infinite."""
+    """A mean and its 95 % confidence interval; of a single value the bounds are infinite.
+
+    >>> Interval(value=0.5, low=0.4, high=0.6).value
+    0.5
+    """
 
     value: float
     low: float
@@ -30,7 +36,12 @@ class Interval:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one model did."""
+    """What one model did.
+
+    >>> ours, theirs = Evaluation("ours", [[1.0], [0.5]], failed=0), Evaluation("theirs", [[0.0], [0.5]], failed=0)
+    >>> ours.runs, ours.minus(theirs).value
+    (2, 0.5)
+    """
 
     name: str
     rewards: list[list[float]]
@@ -87,6 +98,10 @@ async def evaluate(
 
     Raises:
         BackendError, openai.APIError: The service failed, which is no run's fault.
+
+    >>> found = await evaluate("learner", model, rollout, ["Hi.", "Ho."], runs=2)
+    >>> found.runs, found.failed
+    (4, 0)
     """
     runner = GroupRunner(
         model, rollout, size=runs, timeout_s=timeout_s, max_concurrent=max_concurrent, clock=HoldClock()
@@ -114,7 +129,11 @@ async def evaluate(
 
 
 def interval(values: Sequence[float]) -> Interval | None:
-    """Mean and Student's 95 % interval."""
+    """Mean and Student's 95 % interval.
+
+    >>> interval([0.0, 1.0]).value
+    0.5
+    """
     if not values:
         return None
     n, mean = len(values), _mean(values)

@@ -7,7 +7,12 @@ from pydantic import BaseModel, RootModel, SkipValidation
 
 
 class ExchangeRequest(RootModel[dict[str, Any]]):
-    """The body that was sent: ``request["model"]``; ``request.root`` is the whole dict."""
+    """The body that was sent: ``request["model"]``; ``request.root`` is the whole dict.
+
+    >>> request = ExchangeRequest({"model": "m", "messages": []})
+    >>> request["model"], request.root["messages"], request.get("tools")
+    ('m', [], None)
+    """
 
     def __getitem__(self, key: str) -> Any:
         return self.root[key]
@@ -18,7 +23,15 @@ class ExchangeRequest(RootModel[dict[str, Any]]):
 
 
 class Exchange(BaseModel):
-    """One call that was answered."""
+    """One call that was answered.
+
+    >>> with art.Trajectory() as t:
+    ...     _ = await model.openai_client().chat.completions.create(
+    ...         model=model.get_inference_name(), messages=[{"role": "user", "content": "Hi."}], max_tokens=4
+    ...     )
+    >>> t.exchanges.chat_completions[0].request["max_tokens"]
+    4
+    """
 
     request: ExchangeRequest
     response: SkipValidation[Any]

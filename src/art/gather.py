@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 
     from art.trajectories import Trajectory, TrajectoryGroup
 
+__all__ = [
+    "GatherContext",
+    "gather_trajectories",
+    "gather_trajectory_groups",
+    "get_gather_context",
+    "record_metrics",
+    "set_gather_context",
+    "wrap_group_awaitable",
+    "wrap_trajectories_awaitable",
+]
+
 
 T = TypeVar("T")
 

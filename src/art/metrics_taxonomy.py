@@ -7,6 +7,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from art.trajectories import TrajectoryGroup
 
+__all__ = [
+    "TRAIN_GRADIENT_STEPS_KEY",
+    "TrajectoryBatchSummary",
+    "average_metric_samples",
+    "build_data_metrics_from_summary",
+    "build_training_summary_metrics",
+    "summarize_trajectory_groups",
+]
+
 TRAIN_GRADIENT_STEPS_KEY = "data/step_num_gradient_steps"
 """Optimiser steps of a training call. A count, not a mean: all samples of one call must agree on it."""
 

@@ -12,6 +12,8 @@ from art.wire import RolloutTree, TreeNode
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+__all__ = ["Rollout"]
+
 
 @dataclass(frozen=True)
 class Rollout:

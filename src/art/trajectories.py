@@ -20,6 +20,8 @@ from art.exchanges import TrajectoryExchanges
 from art.gather import gather_or_cancel, get_gather_context, record_metrics
 from art.types import Messages, MessagesAndChoices, Tools
 
+__all__ = ["History", "MetadataValue", "PydanticException", "Trajectory", "TrajectoryGroup", "get_messages"]
+
 MetadataValue: TypeAlias = float | int | str | bool | list[Any] | dict[str, Any] | None
 """Any JSON value."""
 

@@ -1,8 +1,10 @@
 """Every public name has an example in its docstring, and every example does what it shows.
 
+Public is what scripts import (``EXPORTS``), what ``art`` lists, and every function and class that docs/reference has.
+
 Examples are those of doctest, with ``await`` at the top level. They run in an empty directory of their own, in the namespace
 of their module, with these names beside it: ``art``; ``base_model``, the directory of a small model; ``backend``, where
-``model`` is registered; ``rollout(model, scenario)`` and ``groups``, which it played; ``endpoint``, where another model is
+``model`` is registered, and its ``service_url`` and ``service_key``; ``rollout(model, scenario)`` and ``groups``, which it played; ``endpoint``, where another model is
 that knows one answer.
 """
 
@@ -21,6 +23,7 @@ import pytest_asyncio
 from fastapi import FastAPI
 from tests.art.conftest import serving
 from tests.art.test_names import EXPORTS
+from tests.docs.reference import make_reference
 
 import art
 
@@ -30,14 +33,21 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def public_objects():
-    """Functions and classes of ART that the listed names stand for, each once, under where they are defined."""
-    names = {module: listed.split() for module, listed in EXPORTS.items()} | {"art": art.__all__}
+    """Functions and classes of ART that public names stand for, each once, under where they are defined."""
+    names = [(module, name) for module, listed in EXPORTS.items() for name in listed.split()]
+    names += [("art", name) for name in art.__all__]
+    names += [
+        (module, node.name)
+        for _, modules in make_reference.PAGES.values()
+        for module in modules
+        for node in make_reference.documented(module)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     found = {}
-    for module, listed in names.items():
-        for name in listed:
-            value = getattr(importlib.import_module(module), name)
-            if isinstance(value, types.FunctionType | type) and value.__module__.startswith("art."):
-                found[f"{value.__module__}.{value.__qualname__}"] = value
+    for module, name in names:
+        value = getattr(importlib.import_module(module), name)
+        if isinstance(value, types.FunctionType | type) and value.__module__.startswith("art."):
+            found[f"{value.__module__}.{value.__qualname__}"] = value
     return found
 
 
@@ -67,7 +77,9 @@ async def given(tmp_path_factory, tiny_model_path):
         model = art.TrainableModel(name="learner", project="examples", base_model=str(tiny_model_path))
         await model.register(backend)
         groups = [await art.TrajectoryGroup(rollout(model, "Hi.") for _ in range(2))]
-        names = {"art": art, "base_model": str(tiny_model_path), "backend": backend, "model": model}
+        await backend.get_health()
+        service = {"service_url": backend._service.url, "service_key": backend._service.api_key}
+        names = {**service, "art": art, "base_model": str(tiny_model_path), "backend": backend, "model": model}
         with serving(app) as url:
             yield {**names, "rollout": rollout, "groups": groups, "endpoint": f"{url}/v1"}
 

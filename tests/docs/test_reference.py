@@ -1,14 +1,13 @@
 """The reference is what the source says, and says something about every public name."""
 
 import ast
-import importlib.util
 import subprocess
 import sys
-from pathlib import Path
+
+from tests.docs.reference import ROOT, make_reference
 
 import art
 
-ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs/reference"
 
 
@@ -27,15 +26,11 @@ def test_every_public_name_of_the_package_is_in_it():
 
 
 def test_every_public_function_and_class_of_the_pages_is_documented():
-    spec = importlib.util.spec_from_file_location("make_reference", ROOT / "docs/make_reference.py")
-    maker = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(maker)
     undocumented = [
         f"{module}.{node.name}"
-        for _, modules in maker.PAGES.values()
+        for _, modules in make_reference.PAGES.values()
         for module in modules
-        for node in ast.parse(maker.source_of(module).read_text()).body
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and not (node.name.startswith("_") or ast.get_docstring(node) or maker.is_overload(node))
+        for node in make_reference.documented(module)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not ast.get_docstring(node)
     ]
     assert undocumented == []

@@ -25,6 +25,13 @@ def training_command(
     Args:
         train: Trains to the run's last step; called again, it goes on. Its docstring is what ``--help`` says.
         arguments: Instead of those of the program.
+
+    >>> async def train(run):
+    ...     print(run.name, run.settings.steps)
+    >>> example = Example(name="guess", small=Settings(), full=Settings())
+    >>> options = ["--small", "--steps", "2", "--output", "run"]
+    >>> await asyncio.to_thread(training_command, example, train, options)  # in a script: training_command(example, train)
+    guess-small-seed-1 2
     """
     run = _parse(example, train.__doc__, arguments)
 
@@ -44,6 +51,31 @@ def evaluation_command(
     Args:
         evaluate: Compares the players of a run. Its docstring is what ``--help`` says.
         arguments: Instead of those of the program.
+
+    >>> share = {"value": 0.8, "low": 0.7, "high": 0.9}
+    >>> rest = {"step": 4, "episodes": 9, "failed": 0, "reward": share, "metrics": {}}
+    >>> async def evaluate(run):  # as a rule: return await compare(run, rollout, scenarios, scripted)
+    ...     return Results(
+    ...         example="guess",
+    ...         variant=None,
+    ...         form="small",
+    ...         seed=1,
+    ...         base_model="m",
+    ...         step=4,
+    ...         warm_up=0,
+    ...         steps=[],
+    ...         players=[{"name": name, **rest} for name in ("base model", "trained")],
+    ...         training_s=9.0,
+    ...         evaluation_s=1.0,
+    ...     )
+    >>> example = Example(name="guess", small=Settings(), full=Settings())
+    >>> await asyncio.to_thread(evaluation_command, example, evaluate, ["--small", "--output", "run"])
+    | player | episodes | reward |
+    |---|---|---|
+    | base model, step 4 | 9 | 0.80 [0.70, 0.90] |
+    | trained, step 4 | 9 | 0.80 [0.70, 0.90] |
+    <BLANKLINE>
+    guess-small-seed-1: did not learn. Results and plot are in ...
     """
     run = _parse(example, evaluate.__doc__, arguments)
 

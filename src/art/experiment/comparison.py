@@ -20,6 +20,8 @@ from art.model import TrainableModel
 from art.trajectories import Trajectory
 from art.utils.output_dirs import get_output_dir_from_model_properties
 
+__all__ = ["Score", "compare"]
+
 
 class PinnedRollout(Protocol):
     """A rollout function that can be told which policy version acts."""
@@ -29,7 +31,11 @@ class PinnedRollout(Protocol):
 
 @dataclass(frozen=True)
 class Score:
-    """What a scripted player's episode was worth."""
+    """What a scripted player's episode was worth.
+
+    >>> Score(1.0, {"turns": 3}).metrics["turns"]
+    3
+    """
 
     reward: float
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -54,6 +60,28 @@ async def compare(
     Raises:
         ARTError: Nothing was trained yet.
         BackendError, openai.APIError: The service failed.
+
+    >>> async def play(model, scenario, *, step=None):
+    ...     async with model.rollout(step) as r:
+    ...         messages = [{"role": "user", "content": scenario}]
+    ...         await r.openai_client().chat.completions.create(model=model.name, messages=messages, max_tokens=2)
+    ...         return r.trajectory(reward=float(len(scenario)))
+    >>> run = Run(
+    ...     example="guess",
+    ...     form="small",
+    ...     seed=1,
+    ...     settings=art.experiment.Settings(base_model=base_model, steps=1),
+    ...     directory=Path("run"),
+    ...     backend_url=service_url,
+    ...     api_key=service_key,
+    ... )
+    >>> run.open()
+    >>> learner = run.make_model()
+    >>> await learner.register(backend)
+    >>> _ = await backend.train(learner, [await art.TrajectoryGroup(play(learner, word) for word in ("Hi.", "Hello."))])
+    >>> results = await compare(run, play, ["Hi.", "Hello."], {"silence": lambda scenario: Score(0.0)})
+    >>> [(player.name, player.reward.value) for player in results.players]
+    [('base model', 4.5), ('trained', 4.5), ('silence', 0.0)]
     """
     run.check_begun()
     players: list[Player] = []

@@ -9,9 +9,16 @@ from art.errors import ARTError
 from art.evaluation import Interval
 from art.state import write_bytes
 
+__all__ = ["Player", "Results", "StepReward"]
+
 
 class Player(BaseModel):
-    """One player over the held-out episodes."""
+    """One player over the held-out episodes.
+
+    >>> share = Interval(0.5, 0.4, 0.6)
+    >>> Player(name="trained", step=3, episodes=100, failed=0, reward=share, metrics={}).reward.value
+    0.5
+    """
 
     name: str
     step: int | None
@@ -24,14 +31,37 @@ class Player(BaseModel):
 
 
 class StepReward(BaseModel):
-    """What a training step's episodes were worth on average."""
+    """What a training step's episodes were worth on average.
+
+    >>> StepReward(step=3, reward=0.25).reward
+    0.25
+    """
 
     step: int
     reward: float
 
 
 class Results(BaseModel):
-    """A measured training."""
+    """A measured training.
+
+    >>> shares = {"base model": Interval(0.2, 0.1, 0.3), "trained": Interval(0.8, 0.7, 0.9)}
+    >>> players = [Player(name=n, step=0, episodes=9, failed=0, reward=r, metrics={}) for n, r in shares.items()]
+    >>> results = Results(
+    ...     example="guess",
+    ...     variant=None,
+    ...     form="small",
+    ...     seed=1,
+    ...     base_model="m",
+    ...     step=4,
+    ...     warm_up=0,
+    ...     players=players,
+    ...     steps=[],
+    ...     training_s=9.0,
+    ...     evaluation_s=1.0,
+    ... )
+    >>> results.verdict
+    'learned'
+    """
 
     example: str
     variant: str | None

@@ -21,7 +21,11 @@ SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 @dataclass(frozen=True)
 class Settings:
-    """How a model is trained and tested."""
+    """How a model is trained and tested.
+
+    >>> Settings(steps=4).groups_per_step
+    16
+    """
 
     base_model: str = SMALL_MODEL
     steps: int = 16
@@ -41,7 +45,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Example:
-    """What can be asked of an example."""
+    """What can be asked of an example.
+
+    >>> Example(name="guess", small=Settings(steps=4), full=Settings(steps=100)).variants
+    ()
+    """
 
     name: str
     small: Settings
@@ -55,7 +63,12 @@ class Example:
 
 @dataclass(frozen=True)
 class Run:
-    """One training, as it was asked for."""
+    """One training, as it was asked for.
+
+    >>> run = Run(example="guess", form="small", seed=1, settings=Settings(steps=4, warm_up=8), directory=Path("run"))
+    >>> run.name, run.last_step
+    ('guess-small-seed-1', 5)
+    """
 
     example: str
     form: str

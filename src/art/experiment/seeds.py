@@ -6,6 +6,10 @@ SEEDS_PER_RUN = 1_000_000
 
 
 def training_seeds(seed: int) -> range:
-    """The seeds of a run's training episodes, in order; runs of other seeds have others."""
+    """The seeds of a run's training episodes, in order; runs of other seeds have others.
+
+    >>> training_seeds(1)[0], training_seeds(2)[0]
+    (1001000000, 1002000000)
+    """
     first = TRAINING_SEEDS_FROM + seed * SEEDS_PER_RUN
     return range(first, first + SEEDS_PER_RUN)

@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from art.loggers.wandb import WandbLogger
 
-__all__ = ["LOGGERS", "Logger", "check_names", "open_logger", "wanted"]
+__all__ = ["LOGGERS", "Logger", "open_logger"]
 
 
 class Logger(Protocol):
-    """Sends rows to the run of one model."""
+    """Sends rows to the run of one model.
+
+    >>> class Printer:
+    ...     def log(self, row, step):
+    ...         print(step, row)
+    >>> logger: Logger = Printer()
+    >>> logger.log({"train/reward": 0.5}, 3)
+    3 {'train/reward': 0.5}
+    """
 
     def log(self, row: Mapping[str, float], step: int) -> None:
         """Send a row of prefixed metrics, which may hold NaN, and ``training_step``."""
@@ -63,6 +71,10 @@ def open_logger(kind: str, project: str, name: str, directory: Path) -> Logger:
 
     Raises:
         MissingExtraError: Its package is not installed.
+
+    >>> open_logger("tensorboard", "games", "player", Path("run")).log({"train/reward": 0.5}, 3)
+    >>> len(list(Path("run/tensorboard").iterdir()))
+    1
     """
     return LOGGERS[kind](project, name, directory)
 

@@ -27,6 +27,9 @@ class MlflowLogger:
 
     Raises:
         MissingExtraError: MLflow is not installed.
+
+    >>> art.Model(name="player", project="games", report_metrics=["mlflow"]).report_metrics  # opened at the first log
+    ['mlflow']
     """
 
     def __init__(self, project: str, name: str, directory: Path) -> None:

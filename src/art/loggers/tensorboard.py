@@ -17,6 +17,11 @@ class TensorboardLogger:
 
     Raises:
         MissingExtraError: TensorBoard is not installed.
+
+    >>> learner = art.Model(name="player", project="games", report_metrics=["tensorboard"])
+    >>> await learner.log(metrics={"reward": 0.5}, split="train", step=3)
+    >>> len(list(Path(".art/games/models/player/tensorboard").iterdir()))
+    1
     """
 
     def __init__(self, directory: Path) -> None:

@@ -15,6 +15,9 @@ class TrackioLogger:
 
     Raises:
         MissingExtraError: Trackio is not installed.
+
+    >>> art.Model(name="player", project="games", report_metrics=["trackio"]).report_metrics  # opened at the first log
+    ['trackio']
     """
 
     def __init__(self, project: str, name: str) -> None:

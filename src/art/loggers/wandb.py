@@ -13,7 +13,11 @@ _STEP = "training_step"
 
 
 class WandbLogger:
-    """The W&B run of one model: started when first needed, resumed after a restart."""
+    """The W&B run of one model: started when first needed, resumed after a restart.
+
+    >>> WandbLogger("games", "player").run() is None  # without WANDB_API_KEY
+    True
+    """
 
     def __init__(self, project: str, name: str) -> None:
         self._project = project

@@ -89,9 +89,10 @@ async def train(
         BackendError, openai.APIError: The service failed.
         EveryRolloutFailedError: The rollout function failed on twenty scenarios in a row.
 
-    >>> run = await art.train(model, rollout, ["a"], steps=1, groups_per_step=1, group_size=2, show_progress=False)
-    >>> run.step
-    1
+    >>> last = await model.get_step() + 1
+    >>> run = await art.train(model, rollout, ["a"], steps=last, groups_per_step=1, group_size=2, show_progress=False)
+    >>> run.step == last
+    True
     """
     _check_sizes(
         groups_per_step=groups_per_step,

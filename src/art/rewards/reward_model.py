@@ -33,6 +33,14 @@ class RewardModel:
 
     Scores are calibrated: sigmoid(a - b) is the probability that the conversation scored ``a`` is better than that scored
     ``b``. The computation runs in a process of its own, which needs the extras ``backend`` and ``trl``.
+
+    >>> def talk(answer):
+    ...     return [{"role": "user", "content": "Help me?"}, {"role": "assistant", "content": answer}]
+    >>> pairs = [PreferencePair(chosen=talk(f"Gladly {n}."), rejected=talk(f"No {n}."), group=str(n)) for n in range(8)]
+    >>> async with await RewardModel.train(base_model, "helpful", pairs=pairs, held_out=0.5) as reward_model:
+    ...     scores = await reward_model.score([talk("Gladly."), talk("No.")])
+    >>> len(scores), reward_model.report.held_out_pairs
+    (2, 2)
     """
 
     def __init__(self, path: Path, report: RewardReport, worker: RewardWorker) -> None:

@@ -14,6 +14,8 @@ from art.errors import MissingExtraError
 from art.metrics import MetricsBuilder
 from art.trajectories import Trajectory, TrajectoryGroup
 
+__all__ = ["DEFAULT_RUBRIC", "Judge", "Response", "TrajectoryScore", "ruler", "ruler_score_group"]
+
 ATTEMPTS = 3
 """How often a judge is asked before its malformed answers are an error."""
 

@@ -11,7 +11,11 @@ T = TypeVar("T")
 
 @dataclass
 class DatasetBatch(Generic[T]):
-    """The scenarios of one training step."""
+    """The scenarios of one training step.
+
+    >>> [(batch.step, batch.epoch) for batch in iterate_dataset(["a", "b"], num_epochs=2, groups_per_step=2, use_tqdm=False)]
+    [(0, 0), (1, 1)]
+    """
 
     items: list[T]
     step: int

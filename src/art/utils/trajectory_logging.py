@@ -16,6 +16,8 @@ from pydantic import BaseModel
 from art.state import replacing
 from art.trajectories import History, PydanticException, Trajectory, TrajectoryGroup
 
+__all__ = ["read_trajectory_groups_parquet", "write_trajectory_groups_parquet"]
+
 
 def message_row(item: Any) -> dict[str, Any]:
     """One message as a row's struct: ``role, content, tool_calls, tool_call_id, trainable``. Log-probabilities are left out."""

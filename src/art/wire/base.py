@@ -1,9 +1,29 @@
 """The common base of all wire models."""
 
-from pydantic import BaseModel, ConfigDict
+from enum import StrEnum
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler
+from pydantic_core import CoreSchema
+
+
+def _without_example(schema: dict[str, Any]) -> None:
+    """Leave Python's examples out of what other languages read, such as the OpenAPI description."""
+    if "description" in schema:
+        schema["description"] = schema["description"].partition("\n\n>>> ")[0]
 
 
 class Wire(BaseModel):
     """A model that crosses the wire. Unknown fields are errors: a typing mistake must not pass in silence."""
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), json_schema_extra=_without_example)
+
+
+class WireEnum(StrEnum):
+    """A choice of words that crosses the wire."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler(core_schema)
+        _without_example(handler.resolve_ref_schema(schema))
+        return schema

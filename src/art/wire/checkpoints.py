@@ -4,7 +4,11 @@ from art.wire.base import Wire
 
 
 class Checkpoint(Wire):
-    """One saved policy version."""
+    """One saved policy version.
+
+    >>> Checkpoint(step=3, path="/art/p/models/m/checkpoints/0003", created_at=0.0, size_bytes=1).step
+    3
+    """
 
     step: int
     path: str
@@ -14,13 +18,21 @@ class Checkpoint(Wire):
 
 
 class CheckpointList(Wire):
-    """A model's saved policy versions, in order."""
+    """A model's saved policy versions, in order.
+
+    >>> CheckpointList(checkpoints=[]).model_dump()
+    {'checkpoints': []}
+    """
 
     checkpoints: list[Checkpoint]
 
 
 class PruneCheckpoints(Wire):
-    """Which checkpoints to keep; the others are deleted."""
+    """Which checkpoints to keep; the others are deleted.
+
+    >>> PruneCheckpoints(keep=[2, 5]).model_dump_json()
+    '{"keep":[2,5]}'
+    """
 
     keep: list[int]
     """Steps to keep. The latest step is kept in any case."""

@@ -1,12 +1,14 @@
 """The shape of an error answer of the control API."""
 
-from enum import StrEnum
-
-from art.wire.base import Wire
+from art.wire.base import Wire, WireEnum
 
 
-class ErrorCode(StrEnum):
-    """What went wrong, for programs. The message says it for people."""
+class ErrorCode(WireEnum):
+    """What went wrong, for programs. The message says it for people.
+
+    >>> ErrorCode("not_found") is ErrorCode.NOT_FOUND
+    True
+    """
 
     BAD_REQUEST = "bad_request"
     """A field has a wrong type or value; ``param`` names it."""
@@ -32,7 +34,11 @@ class ErrorCode(StrEnum):
 
 
 class ApiErrorBody(Wire):
-    """What went wrong, for programs and for people."""
+    """What went wrong, for programs and for people.
+
+    >>> ApiErrorBody(code=ErrorCode.BAD_REQUEST, message="Must be positive.", param="options.epsilon").param
+    'options.epsilon'
+    """
 
     code: ErrorCode
     message: str
@@ -42,6 +48,10 @@ class ApiErrorBody(Wire):
 
 
 class ApiError(Wire):
-    """The body of every error answer."""
+    """The body of every error answer.
+
+    >>> ApiError.model_validate_json('{"error": {"code": "busy", "message": "Come back in 3 s."}}').error.code.value
+    'busy'
+    """
 
     error: ApiErrorBody

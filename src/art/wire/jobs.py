@@ -1,21 +1,28 @@
 """Long work: started once, watched by anyone, resumable by event number."""
 
-from enum import StrEnum
 from typing import Any
 
-from art.wire.base import Wire
+from art.wire.base import Wire, WireEnum
 from art.wire.errors import ApiErrorBody
 
 
-class JobKind(StrEnum):
-    """What a job does."""
+class JobKind(WireEnum):
+    """What a job does.
+
+    >>> JobKind.SFT.value
+    'sft'
+    """
 
     TRAIN = "train"
     SFT = "sft"
 
 
-class JobState(StrEnum):
-    """Where a job stands."""
+class JobState(WireEnum):
+    """Where a job stands.
+
+    >>> JobState.RUNNING in TERMINAL_STATES
+    False
+    """
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -29,7 +36,11 @@ TERMINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.INTER
 
 
 class Job(Wire):
-    """Work that goes on after the request that began it."""
+    """Work that goes on after the request that began it.
+
+    >>> Job(id="job_1", kind=JobKind.TRAIN, state=JobState.QUEUED, project="p", model="m", created_at=0.0).result is None
+    True
+    """
 
     id: str
     kind: JobKind
@@ -45,7 +56,11 @@ class Job(Wire):
 
 
 class JobEvent(Wire):
-    """One server-sent event. Its ``id`` is ``seq``; a client resumes with the ``Last-Event-ID`` header."""
+    """One server-sent event. Its ``id`` is ``seq``; a client resumes with the ``Last-Event-ID`` header.
+
+    >>> JobEvent(seq=1, type="progress", time=0.0, data={"phase": "training", "done": 5, "total": 10}).data["done"]
+    5
+    """
 
     seq: int
     """1 for a job's first event, without gaps."""

@@ -6,7 +6,11 @@ from art.wire.base import Wire
 
 
 class MetricRow(Wire):
-    """Metrics of one step. The natural key is (step, split): sending a row again merges its metrics into the first."""
+    """Metrics of one step. The natural key is (step, split): sending a row again merges its metrics into the first.
+
+    >>> MetricRow(step=3, split="val", metrics={"val/reward": 0.5}).recorded_at is None
+    True
+    """
 
     step: int
     split: str
@@ -16,6 +20,10 @@ class MetricRow(Wire):
 
 
 class MetricHistory(Wire):
-    """Rows of a model's metrics, in order."""
+    """Rows of a model's metrics, in order.
+
+    >>> MetricHistory(rows=[MetricRow(step=3, split="val", metrics={"val/reward": 0.5})]).rows[0].step
+    3
+    """
 
     rows: list[MetricRow]

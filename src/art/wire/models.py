@@ -8,7 +8,11 @@ from art.wire.base import Wire
 
 
 class LoraSpec(Wire):
-    """The shape of the LoRA adapter that is trained (Hu et al. 2021, arXiv:2106.09685)."""
+    """The shape of the LoRA adapter that is trained (Hu et al. 2021, arXiv:2106.09685).
+
+    >>> LoraSpec(rank=8).alpha
+    32.0
+    """
 
     rank: int = Field(default=16, ge=1, le=512)
     alpha: float = Field(default=32.0, gt=0)
@@ -20,7 +24,11 @@ class LoraSpec(Wire):
 
 
 class RegisterModel(Wire):
-    """Make a model known to the service. Idempotent: the natural key is (project, name)."""
+    """Make a model known to the service. Idempotent: the natural key is (project, name).
+
+    >>> RegisterModel(project="games", name="player", base_model="Qwen/Qwen3-0.6B").lora.rank
+    16
+    """
 
     project: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
@@ -39,7 +47,12 @@ class RegisterModel(Wire):
 
 
 class ModelInfo(Wire):
-    """What the service knows about a model."""
+    """What the service knows about a model.
+
+    >>> info = await backend.get_model("examples", "learner")
+    >>> info.name, info.inference_name
+    ('learner', 'learner')
+    """
 
     id: str
     project: str
@@ -59,6 +72,10 @@ class ModelInfo(Wire):
 
 
 class ModelList(Wire):
-    """The models that the service serves."""
+    """The models that the service serves.
+
+    >>> ModelList(models=[]).models
+    []
+    """
 
     models: list[ModelInfo]

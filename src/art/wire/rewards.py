@@ -13,7 +13,12 @@ Conversation = list[dict[str, Any]]
 
 
 class PreferencePair(Wire):
-    """Two answers to the same task, of which one is better."""
+    """Two answers to the same task, of which one is better.
+
+    >>> better, worse = [{"role": "assistant", "content": "Gladly."}], [{"role": "assistant", "content": "No."}]
+    >>> PreferencePair(chosen=better, rejected=worse).group is None
+    True
+    """
 
     chosen: Conversation
     rejected: Conversation
@@ -22,7 +27,11 @@ class PreferencePair(Wire):
 
 
 class ScoredExample(Wire):
-    """One conversation and what it was worth, such as a user's thumb: 1 or 0."""
+    """One conversation and what it was worth, such as a user's thumb: 1 or 0.
+
+    >>> ScoredExample(messages=[{"role": "assistant", "content": "Gladly."}], score=1.0).score
+    1.0
+    """
 
     messages: Conversation
     score: float = Field(allow_inf_nan=False)
@@ -31,7 +40,11 @@ class ScoredExample(Wire):
 
 
 class TrainReward(Wire):
-    """Train a reward model and save it."""
+    """Train a reward model and save it.
+
+    >>> TrainReward(base_model="Qwen/Qwen3-0.6B", output="/rewards/helpful").held_out
+    0.2
+    """
 
     op: Literal["train"] = "train"
     base_model: str
@@ -52,14 +65,22 @@ class TrainReward(Wire):
 
 
 class LoadReward(Wire):
-    """Load a saved reward model."""
+    """Load a saved reward model.
+
+    >>> LoadReward(path="/rewards/helpful").op
+    'load'
+    """
 
     op: Literal["load"] = "load"
     path: str
 
 
 class ScoreConversations(Wire):
-    """Score conversations with the model that is loaded."""
+    """Score conversations with the model that is loaded.
+
+    >>> ScoreConversations(conversations=[[{"role": "assistant", "content": "Gladly."}]]).op
+    'score'
+    """
 
     op: Literal["score"] = "score"
     conversations: list[Conversation]
@@ -68,7 +89,12 @@ class ScoreConversations(Wire):
 
 
 class CalibrationBin(Wire):
-    """Held-out pairs by how sure the model was."""
+    """Held-out pairs by how sure the model was.
+
+    >>> sure = CalibrationBin(predicted=0.9, observed=0.85, count=40)
+    >>> round(sure.predicted - sure.observed, 2)
+    0.05
+    """
 
     predicted: float
     """Mean probability, from 0.5, that the answer the model prefers is the better one."""
@@ -78,7 +104,11 @@ class CalibrationBin(Wire):
 
 
 class RewardReport(Wire):
-    """How good a reward model is on pairs that it never saw."""
+    """How good a reward model is on pairs that it never saw.
+
+    >>> RewardReport.model_fields["accuracy_low"].is_required()
+    True
+    """
 
     trained_pairs: int
     calibration_pairs: int
@@ -102,20 +132,32 @@ class RewardReport(Wire):
 
 
 class RewardReady(Wire):
-    """The answer to ``train`` and ``load``."""
+    """The answer to ``train`` and ``load``.
+
+    >>> sorted(RewardReady.model_fields)
+    ['path', 'report']
+    """
 
     path: str
     report: RewardReport
 
 
 class Scores(Wire):
-    """The answer to ``score``: one calibrated score per conversation, in order."""
+    """The answer to ``score``: one calibrated score per conversation, in order.
+
+    >>> Scores(scores=[0.3, -1.2]).scores
+    [0.3, -1.2]
+    """
 
     scores: list[float]
 
 
 class RewardFailure(Wire):
-    """The answer when it could not be done."""
+    """The answer when it could not be done.
+
+    >>> RewardFailure(error="There is no reward model at /rewards/helpful.").error
+    'There is no reward model at /rewards/helpful.'
+    """
 
     error: str
     """What happened and what to do about it."""

@@ -1,13 +1,16 @@
 """Rollouts: one run of an agent, its key, and the tokens that were captured under it."""
 
-from enum import StrEnum
 from typing import Any, Literal
 
-from art.wire.base import Wire
+from art.wire.base import Wire, WireEnum
 
 
-class RolloutKind(StrEnum):
-    """How model calls come to belong to a rollout."""
+class RolloutKind(WireEnum):
+    """How model calls come to belong to a rollout.
+
+    >>> RolloutKind("keyed") is RolloutKind.KEYED
+    True
+    """
 
     KEYED = "keyed"
     """Made on purpose by a client; has a key of its own."""
@@ -16,7 +19,11 @@ class RolloutKind(StrEnum):
 
 
 class CreateRollout(Wire):
-    """Begin a rollout under a key of its own."""
+    """Begin a rollout under a key of its own.
+
+    >>> CreateRollout(project="games", model="player", step=2).model_dump()
+    {'project': 'games', 'model': 'player', 'step': 2, 'metadata': {}}
+    """
 
     project: str
     model: str
@@ -27,7 +34,13 @@ class CreateRollout(Wire):
 
 
 class RolloutInfo(Wire):
-    """A rollout, how to reach it, and how many turns it has."""
+    """A rollout, how to reach it, and how many turns it has.
+
+    >>> async with model.rollout() as r:
+    ...     info = await backend.get_rollout(r.id)
+    >>> isinstance(info, RolloutInfo), info.turns
+    (True, 0)
+    """
 
     id: str
     api_key: str
@@ -49,6 +62,9 @@ class StructuredSpan(Wire):
     """Tokens of a row that were sampled under a structure: from what it allowed, not from the whole vocabulary.
 
     The trainer needs it to see the distribution that was sampled. ``start`` is where the completion began.
+
+    >>> StructuredSpan(start=4, stop=6, structured_outputs={"choice": ["yes", "no"]}, stop_token_ids=[2]).stop
+    6
     """
 
     start: int
@@ -60,7 +76,13 @@ class StructuredSpan(Wire):
 
 
 class TokenRow(Wire):
-    """One training row: the ids that the engine was fed and sampled, in order. All lists have one length, T."""
+    """One training row: the ids that the engine was fed and sampled, in order. All lists have one length, T.
+
+    >>> sampled, versions = [False, True], [-1, 3]
+    >>> row = TokenRow(token_ids=[5, 9], sampled=sampled, logprobs=[0, -0.5], policy_versions=versions, temperature=1)
+    >>> [token for token, trained in zip(row.token_ids, row.sampled) if trained]
+    [9]
+    """
 
     token_ids: list[int]
     sampled: list[bool]
@@ -77,7 +99,16 @@ class TokenRow(Wire):
 
 
 class RolloutRows(Wire):
-    """The captured tokens of a rollout, as training sees them."""
+    """The captured tokens of a rollout, as training sees them.
+
+    >>> async with model.rollout() as r:
+    ...     _ = await r.openai_client().chat.completions.create(
+    ...         model=model.get_inference_name(), messages=[{"role": "user", "content": "Hi."}], max_tokens=4
+    ...     )
+    >>> rows = await backend.get_rollout_rows(r.id)
+    >>> sum(rows.rows[0].sampled) <= 4
+    True
+    """
 
     rollout: str
     rows: list[TokenRow]
@@ -86,7 +117,11 @@ class RolloutRows(Wire):
 
 
 class TreeNode(Wire):
-    """The ids that one turn, or the messages between two turns, added to a rollout."""
+    """The ids that one turn, or the messages between two turns, added to a rollout.
+
+    >>> TreeNode(id="n", parent=None, keep=0, messages=[], token_ids=[5, 9], sampled=False).policy_version is None
+    True
+    """
 
     id: str
     parent: str | None
@@ -108,7 +143,13 @@ class TreeNode(Wire):
 
 
 class RolloutTree(RolloutInfo):
-    """A rollout and everything that was captured in it."""
+    """A rollout and everything that was captured in it.
+
+    >>> async with model.rollout() as r:
+    ...     tree = await backend.get_rollout(r.id)
+    >>> tree.nodes
+    []
+    """
 
     nodes: list[TreeNode] = []
     """In the order in which they were sampled, parents first."""

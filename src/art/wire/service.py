@@ -11,7 +11,11 @@ API_PREFIX = "/api/v1"
 
 
 class Version(Wire):
-    """The service's version and that of the protocol it speaks."""
+    """The service's version and that of the protocol it speaks.
+
+    >>> Version(version="1.0", protocol=PROTOCOL_VERSION).version
+    '1.0'
+    """
 
     version: str
     """The version of the backend package."""
@@ -20,7 +24,11 @@ class Version(Wire):
 
 
 class ProcessHealth(Wire):
-    """One child process of the service."""
+    """One child process of the service.
+
+    >>> ProcessHealth(name="trainer", pid=None, state="stopped").detail is None
+    True
+    """
 
     name: str
     """``engine`` or ``trainer``, followed by the base model that it holds."""
@@ -31,7 +39,11 @@ class ProcessHealth(Wire):
 
 
 class Health(Wire):
-    """Passive health: answering it costs the engine nothing."""
+    """Passive health: answering it costs the engine nothing.
+
+    >>> (await backend.get_health()).status
+    'ok'
+    """
 
     status: Literal["ok", "degraded"]
     uptime_s: float

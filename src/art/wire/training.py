@@ -1,19 +1,22 @@
 """Training: what is sent for one step, and what comes back."""
 
-from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from art.wire.base import Wire
+from art.wire.base import Wire, WireEnum
 from art.wire.rollouts import TokenRow
 
 USER_FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 """``package.module:function``"""
 
 
-class Algorithm(StrEnum):
-    """Named compositions of advantage, ratio level, surrogate and reduction."""
+class Algorithm(WireEnum):
+    """Named compositions of advantage, ratio level, surrogate and reduction.
+
+    >>> Algorithm("dapo") is TrainOptions().algorithm
+    True
+    """
 
     GRPO = "grpo"
     """Shao et al. 2024, arXiv:2402.03300: group-normalised advantage, symmetric clip, mean over each trajectory."""
@@ -31,24 +34,36 @@ class Algorithm(StrEnum):
     """Hu et al. 2025, arXiv:2501.03262: advantages are normalised over the batch instead of the group."""
 
 
-class Overlong(StrEnum):
-    """What happens to a trajectory with a row longer than the model's maximum sequence length."""
+class Overlong(WireEnum):
+    """What happens to a trajectory with a row longer than the model's maximum sequence length.
+
+    >>> TrainOptions().overlong is Overlong.DROP
+    True
+    """
 
     ERROR = "error"
     DROP = "drop"
     TRUNCATE = "truncate"
 
 
-class TrainerKind(StrEnum):
-    """Who computes the update. Either goes on from the other's checkpoints."""
+class TrainerKind(WireEnum):
+    """Who computes the update. Either goes on from the other's checkpoints.
+
+    >>> TrainOptions(trainer="trl").trainer is TrainerKind.TRL
+    True
+    """
 
     ART = "art"
     TRL = "trl"
     """TRL's ``GRPOTrainer``, fed with the captured rows; needs the extra ``trl``. Slower, and without some options."""
 
 
-class KlPlace(StrEnum):
-    """Where the distance to the reference acts."""
+class KlPlace(WireEnum):
+    """Where the distance to the reference acts.
+
+    >>> TrainOptions(kl_coef=0.01, kl_in="advantage").kl_in is KlPlace.ADVANTAGE
+    True
+    """
 
     LOSS = "loss"
     """The k3 estimate is a term of the loss."""
@@ -56,16 +71,24 @@ class KlPlace(StrEnum):
     """A token's advantage is lowered by its log-ratio to the reference, as far as that is above the update's mean."""
 
 
-class Schedule(StrEnum):
-    """How the learning rate goes on after the warm-up."""
+class Schedule(WireEnum):
+    """How the learning rate goes on after the warm-up.
+
+    >>> TrainOptions(schedule="linear", total_steps=100).schedule is Schedule.LINEAR
+    True
+    """
 
     CONSTANT = "constant"
     LINEAR = "linear"
     COSINE = "cosine"
 
 
-class Optimizer(StrEnum):
-    """Which optimiser takes the step."""
+class Optimizer(WireEnum):
+    """Which optimiser takes the step.
+
+    >>> TrainOptions().optimizer is Optimizer.ADAMW
+    True
+    """
 
     ADAMW = "adamw"
     """Moments in float32."""
@@ -74,7 +97,11 @@ class Optimizer(StrEnum):
 
 
 class Conversation(Wire):
-    """Messages whose tokens were not captured here. The model's chat template turns them into tokens."""
+    """Messages whose tokens were not captured here. The model's chat template turns them into tokens.
+
+    >>> Conversation(messages=[{"role": "assistant", "content": "Hi."}]).trained is None
+    True
+    """
 
     messages: list[dict[str, Any]] = Field(min_length=1)
     """As the chat completions API takes them."""
@@ -88,6 +115,9 @@ class Example(Wire):
 
     They come from a rollout captured under a key, from single captured turns, from rows that travel with the request, or
     from conversations that were not captured at all.
+
+    >>> Example(turns=["turn_1", "turn_2"]).rollout is None
+    True
     """
 
     rollout: str | None = None
@@ -100,21 +130,33 @@ class Example(Wire):
 
 
 class TrainTrajectory(Example):
-    """One scored run of the agent."""
+    """One scored run of the agent.
+
+    >>> TrainTrajectory(rollout="ro_1", reward=0.5).reward
+    0.5
+    """
 
     reward: FiniteFloat
     metrics: dict[str, float] = {}
 
 
 class TrainGroup(Wire):
-    """Trajectories of one scenario, compared with each other."""
+    """Trajectories of one scenario, compared with each other.
+
+    >>> TrainGroup(trajectories=[TrainTrajectory(rollout="ro_1", reward=0.5)], scenario="a").scenario
+    'a'
+    """
 
     trajectories: list[TrainTrajectory]
     scenario: str | None = None
 
 
 class TrainOptions(Wire):
-    """Options of one optimiser step. Defaults are the ones that we would use."""
+    """Options of one optimiser step. Defaults are the ones that we would use.
+
+    >>> TrainOptions(algorithm="gspo", learning_rate=1e-5).importance_cap
+    2.0
+    """
 
     trainer: TrainerKind = TrainerKind.ART
     algorithm: Algorithm = Algorithm.DAPO
@@ -171,7 +213,11 @@ class TrainOptions(Wire):
 
 
 class TrainRequest(Wire):
-    """One training step."""
+    """One training step.
+
+    >>> TrainRequest(project="games", model="player", groups=[], idempotency_key="0123456789abcdef").options.epochs
+    1
+    """
 
     project: str
     model: str
@@ -182,7 +228,11 @@ class TrainRequest(Wire):
 
 
 class SftOptions(Wire):
-    """Options of supervised fine-tuning."""
+    """Options of supervised fine-tuning.
+
+    >>> SftOptions(learning_rates=[1e-4, 5e-5]).batch_size
+    2
+    """
 
     learning_rates: list[Annotated[FiniteFloat, Field(ge=0)]] = Field(default=[5e-5], min_length=1)
     """One rate per batch, or a single one for all."""
@@ -202,6 +252,10 @@ class TrainSftRequest(Wire):
     """Supervised fine-tuning: batches of examples in the order given, and one new version at the end.
 
     What was captured is learned as it was sampled, at whatever settings.
+
+    >>> lesson = Example(conversations=[Conversation(messages=[{"role": "assistant", "content": "Hi."}])])
+    >>> TrainSftRequest(project="p", model="m", examples=[lesson], idempotency_key="0123456789abcdef").options.train_on
+    'assistant'
     """
 
     project: str
@@ -213,7 +267,11 @@ class TrainSftRequest(Wire):
 
 
 class TrainProgress(Wire):
-    """Data of a ``progress`` event."""
+    """Data of a ``progress`` event.
+
+    >>> TrainProgress(phase="training", done=512, total=2048).message is None
+    True
+    """
 
     phase: Literal["holding", "preparing", "training", "saving", "publishing", "resuming"]
     done: int = 0
@@ -223,7 +281,11 @@ class TrainProgress(Wire):
 
 
 class TrainResult(Wire):
-    """Data of a train job that succeeded."""
+    """Data of a train job that succeeded.
+
+    >>> TrainResult(step=4, trained=False, reason="all rewards are equal", metrics={}).checkpoint is None
+    True
+    """
 
     step: int
     """The policy version that is served now. Every train call advances it by one."""

@@ -13,6 +13,8 @@ from art.trajectories import Trajectory, TrajectoryGroup
 from art.utils.output_dirs import get_default_art_path, get_models_dir
 from art.utils.trajectory_logging import read_trajectory_groups_parquet
 
+__all__ = ["load_trajectories"]
+
 _FIXED = {"model": "String", "split": "String", "step": "Int64", "reward": "Float64", "group_number": "Int64"}
 
 
