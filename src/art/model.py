@@ -9,25 +9,24 @@ import weakref
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import Token
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 from typing_extensions import TypeVar
 
-from art import log_rows
+from art import log_rows, step_log
 from art.backend import Backend, MetricSink, RolloutSource
 from art.errors import ConflictError
 from art.history import best_step, read_history
 from art.loggers import Logger, check_names, open_logger, wanted
 from art.metrics import MetricsBuilder
-from art.metrics_taxonomy import average_metric_samples, summarize_trajectory_groups
+from art.metrics_taxonomy import average_metric_samples
 from art.rollout import Rollout
-from art.state import append_line, deep_merge, held_alone, locked, read_json, replacing, write_json, writing
+from art.state import deep_merge, held_alone, locked, read_json, write_json, writing
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import TrainConfig, TrainSFTConfig
-from art.utils.output_dirs import get_output_dir_from_model_properties, get_trajectories_split_dir
+from art.utils.output_dirs import get_output_dir_from_model_properties
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 
 ModelConfig = TypeVar("ModelConfig", bound=BaseModel | None, default=Any)
 StateType = TypeVar("StateType", bound=Mapping[str, Any], default=dict[str, Any])
-
-_STATE_KEY = "_metrics_builder_state"
 
 
 class Model(BaseModel, Generic[ModelConfig, StateType]):
@@ -202,7 +199,7 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
         """The builder of a context; ``None``: of ``"train"``. Totals go on from ``state.json``."""
         if self._builder is None:
             self._builder = MetricsBuilder("train")
-            if (stored := (self.read_state() or cast(StateType, {})).get(_STATE_KEY)) is not None:
+            if (stored := (self.read_state() or cast(StateType, {})).get(step_log.TOTALS)) is not None:
                 self._builder.load_state_dict(stored)
         return self._builder if cost_context is None else self._builder.for_cost_context(cost_context)
 
@@ -237,42 +234,24 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
         log_rows.check_numbers(groups or [], given)
         if step is None:
             step = await self.get_step() if self.trainable else 0
+        step_log.check_place(split, step)
         builder = self.metrics_builder("eval" if split in ("val", "test") else split)
         last = self._last_train_log, self._last_train_step
         try:
             with builder.kept_on_failure(), writing(f"Logging step {step} of model {self.name!r}", self._path()):
-                row = await self._build_row(builder, groups, split, given, step)
-                self._write_row(row if row or groups is not None else None, builder, split, step)
+                given = {**self._automatic_metrics(split, step, given), **given}
+                built = await step_log.build_row(builder, groups, split, given)
+                row = log_rows.prefix(built, split)
+                if groups is not None:
+                    step_log.write_trajectories(self._path(), groups, split, step)
+                written = row if row or groups is not None else None
+                step_log.write_row(self._path(), written, builder, step, self._stamps(step))
         except BaseException:
             self._last_train_log, self._last_train_step = last
             raise
-        if row or groups is not None:
-            self._report_row(row, split, step)
+        if written is not None:
+            self._report_row(row, step)
         await self._send_to_backend(row, split, step)
-
-    async def _build_row(
-        self,
-        builder: MetricsBuilder,
-        groups: list[TrajectoryGroup] | None,
-        split: str,
-        given: dict[str, float],
-        step: int,
-    ) -> dict[str, float]:
-        given = {**self._automatic_metrics(split, step, given), **given}
-        row: dict[str, float] = {}
-        if groups is not None:
-            summary = summarize_trajectory_groups(groups)
-            given = {**log_rows.default_data_metrics(summary, split, given), **given}
-            if split in log_rows.SPLITS and summary.scenario_ids:
-                builder.add_data(scenario_ids=summary.scenario_ids)
-            self._write_trajectories(groups, split, step)
-            for group in groups:
-                log_rows.sum_managed(builder, group.metrics)
-                for trajectory in group.trajectories:
-                    log_rows.sum_managed(builder, trajectory.metrics)
-            row = log_rows.average_groups(groups)
-        row |= log_rows.sum_managed(builder, given)
-        return row | await builder.flush()
 
     def _automatic_metrics(self, split: str, step: int, given: Mapping[str, float]) -> dict[str, float]:
         """Wall time since the last training step was logged, and what the devices cost in it."""
@@ -288,27 +267,9 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
             found["costs/gpu"] = wall_s * float(cast(Any, hourly)) / 3600
         return {key: value for key, value in found.items() if key not in given}
 
-    def _write_trajectories(self, groups: list[TrajectoryGroup], split: str, step: int) -> None:
-        from art.utils.trajectory_logging import write_trajectory_groups_parquet
-
-        directory = get_trajectories_split_dir(str(self._path()), split)
-        write_trajectory_groups_parquet(groups, Path(directory) / f"{step:04d}.parquet")
-
-    def _write_row(self, row: Mapping[str, float] | None, builder: MetricsBuilder, split: str, step: int) -> None:
-        """Append a row to ``history.jsonl`` and keep the totals in ``state.json``: both, or neither."""
-        state = self._path("state.json")
-        with locked(state):
-            merged = deep_merge(read_json(state) or {}, {_STATE_KEY: builder.state_dict()})
-            with replacing(state) as partial:  # it takes its place, which needs no space, when the row is written
-                partial.write_text(json.dumps(merged, indent=2), encoding="utf-8")
-                if row is not None:
-                    full = {**log_rows.finite(log_rows.prefix(row, split)), **self._stamps(step)}
-                    record = {**full, "step": step, "recorded_at": datetime.now().isoformat()}
-                    append_line(self._path("history.jsonl"), json.dumps(record))
-
-    def _report_row(self, row: Mapping[str, float], split: str, step: int) -> None:
+    def _report_row(self, row: Mapping[str, float], step: int) -> None:
         for kind in wanted(self.report_metrics):
-            self._logger(kind).log({**log_rows.prefix(row, split), **self._stamps(step)}, step)
+            self._logger(kind).log({**row, **self._stamps(step)}, step)
 
     def _stamps(self, step: int) -> dict[str, float]:
         return {"training_step": float(step), "time/wall_clock_sec": max(0.0, time.time() - self._created)}
@@ -336,8 +297,7 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
 
     async def _send_to_backend(self, row: Mapping[str, float], split: str, step: int) -> None:
         if row and isinstance(self._backend, MetricSink):
-            full = log_rows.finite(log_rows.prefix(row, split))
-            await self._backend.record_metrics(self, full, split=split, step=step)
+            await self._backend.record_metrics(self, log_rows.finite(row), split=split, step=step)
 
     def _path(self, *parts: str) -> Path:
         return Path(get_output_dir_from_model_properties(self.project, self.name, self.base_path), *parts)
