@@ -192,13 +192,24 @@ async def gather_trajectory_groups(
     [4, 4]
     """
     warn_completion_tokens(pbar_total_completion_tokens)
-    pending = list(groups)
+    pending = _awaitables(groups, "groups")
     total = sum(size_of(group) for group in pending)
     with progress_bar(pbar_desc, total) as bar:
         context = GatherContext(pbar=bar, max_exceptions=max_exceptions, max_metrics=max_metrics)
         with set_gather_context(context):
             finished = await _run_all([wrap_group_awaitable(group, after_each) for group in pending], pending)
     return [group for groups_or_none in finished for group in groups_or_none]
+
+
+def _awaitables(items: Iterable[Any], what: str) -> list[Any]:
+    """Raises TypeError: Something else is among the items; nothing was run."""
+    pending = list(items)
+    for i, item in enumerate(pending):
+        if not isinstance(item, Awaitable):
+            for other in pending:
+                close_unstarted(other)
+            raise TypeError(f"{what}: item {i} is a {type(item).__name__}, not something to await. Nothing was run.")
+    return pending
 
 
 async def gather_or_cancel(tasks: Sequence[asyncio.Task[T]]) -> list[T]:
@@ -234,7 +245,7 @@ async def gather_trajectories(
     [0.0, 1.0]
     """
     warn_completion_tokens(pbar_total_completion_tokens)
-    pending = list(trajectories)
+    pending = _awaitables(trajectories, "trajectories")
     with progress_bar(pbar_desc, len(pending)) as bar:
         context = GatherContext(pbar=bar, max_exceptions=max_exceptions)
         with set_gather_context(context):
@@ -254,6 +265,8 @@ async def wrap_group_awaitable(
     >>> len(await wrap_group_awaitable(group()))
     1
     """
+    from art.trajectories import TrajectoryGroup
+
     context = get_gather_context()
     if isinstance(awaitable, SizedAwaitable):  # its members count themselves, successes and failures alike
         group = await awaitable
@@ -268,6 +281,8 @@ async def wrap_group_awaitable(
             if context.too_many_exceptions():
                 raise
             return []
+        if not isinstance(cast(Any, group), TrajectoryGroup):
+            raise TypeError(f"An awaitable of a group gave {type(group).__name__}, not a TrajectoryGroup.")
         if not inner.recorded:
             for trajectory in group:
                 record_metrics(context, trajectory)
@@ -300,11 +315,24 @@ async def wrap_trajectories_awaitable(
         if context.too_many_exceptions():
             raise
         return error
-    members = [result] if isinstance(result, Trajectory) else list(result)
+    members = _members(result)
     for member in members:
         record_metrics(context, member)
     context.update_pbar(1)
     return result if isinstance(result, Trajectory) else members
+
+
+def _members(result: Any) -> "list[Trajectory]":
+    """The trajectory or trajectories that a rollout gave. Raises TypeError: It gave something else."""
+    from art.trajectories import Trajectory
+
+    if isinstance(result, Trajectory):
+        return [result]
+    members = list(cast(Iterable[Any], result)) if isinstance(result, Iterable) else [result]
+    for member in members:
+        if not isinstance(member, Trajectory):
+            raise TypeError(f"A rollout gave {type(member).__name__}, not a Trajectory or several.")
+    return members
 
 
 async def _run_all(coroutines: list[Coroutine[Any, Any, Any]], sources: list[Any]) -> list[Any]:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsFloat, cast
 
+from pydantic import BaseModel
+
 from art.metrics import MetricsBuilder, is_builder_managed_metric
 from art.metrics_taxonomy import TrajectoryBatchSummary, build_data_metrics_from_summary
 from art.trajectories import Trajectory, TrajectoryGroup
@@ -27,18 +29,37 @@ def as_groups(items: Iterable[TrajectoryGroup] | Iterable[Trajectory | BaseExcep
     raise TypeError(f"log() takes either groups or trajectories and exceptions, not a mix of {', '.join(kinds)}.")
 
 
-def check_numbers(groups: Sequence[TrajectoryGroup], given: Mapping[str, Any]) -> None:
-    """Raises TypeError: A reward or a metric is no number; the message names it."""
+def check_content(groups: Sequence[TrajectoryGroup], given: Mapping[str, Any]) -> None:
+    """Raises TypeError: A reward or a metric is no number, a line or a message is none; the message names it."""
     for g, group in enumerate(groups):
         for t, trajectory in enumerate(group.trajectories):
             where = f"group {g}, trajectory {t}"
             as_number(trajectory.reward, f"the reward of {where}")
-            for name, value in trajectory.metrics.items():
-                as_number(value, f"the metric {name!r} of {where}")
-        for name, value in group.metrics.items():
-            as_number(value, f"the metric {name!r} of group {g}")
-    for name, value in given.items():
-        as_number(value, f"the metric {name!r}")
+            _check_metrics(trajectory.metrics, f" of {where}")
+            _check_each(trajectory.logs, str, f"log line {{}} of {where}", "text")
+            for history in (trajectory, *trajectory.additional_histories):
+                kinds = (Mapping, BaseModel)
+                _check_each(
+                    history.messages_and_choices, kinds, f"message {{}} of {where}", "a message dict or a Choice"
+                )
+        _check_metrics(group.metrics, f" of group {g}")
+        _check_each(group.logs, str, f"log line {{}} of group {g}", "text")
+    _check_metrics(given, "")
+
+
+def _check_metrics(metrics: Mapping[Any, Any], where: str) -> None:
+    for name, value in metrics.items():
+        if not isinstance(name, str):
+            raise TypeError(f"The metric {name!r}{where} must be named by text, not {type(name).__name__}.")
+        as_number(value, f"the metric {name!r}{where}")
+
+
+def _check_each(items: Sequence[Any], kinds: Any, what: str, wanted: str) -> None:
+    for i, item in enumerate(items):
+        if not isinstance(item, kinds):
+            raise TypeError(
+                f"{what[0].upper()}{what[1:].format(i)} is {item!r} ({type(item).__name__}); it must be {wanted}."
+            )
 
 
 def as_number(value: Any, what: str) -> float:

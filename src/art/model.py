@@ -23,7 +23,7 @@ from art.loggers import Logger, check_names, open_logger, wanted
 from art.metrics import MetricsBuilder
 from art.metrics_taxonomy import average_metric_samples
 from art.rollout import Rollout
-from art.state import deep_merge, held_alone, locked, read_json, write_json, writing
+from art.state import deep_merge, dump_json, held_alone, locked, read_json, write_json, writing
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import TrainConfig, TrainSFTConfig
 from art.utils.output_dirs import get_output_dir_from_model_properties
@@ -99,7 +99,12 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
 
         Raises:
             ValueError: ``config`` is not JSON-serialisable.
+            TypeError: ``backend`` is ``None``.
         """
+        if backend is None:  # pyright: ignore[reportUnnecessaryComparison]
+            raise TypeError(
+                f"Model {self.name!r} is registered with a backend, such as art.LocalBackend(), not with None."
+            )
         if self.config is not None:
             try:
                 json.dumps(self.config.model_dump(mode="json"))
@@ -167,6 +172,7 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
         """Merge into ``state.json``, nested dicts too, and return the result."""
         path = self._path("state.json")
         with locked(path):
+            dump_json(path, state)  # what cannot be stored is told before anything is merged
             merged = deep_merge(read_json(path) or {}, state)
             write_json(path, merged)
         return cast(StateType, merged)
@@ -224,17 +230,19 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
             step: The policy version; ``None`` asks the backend.
 
         Raises:
-            TypeError: Groups and trajectories are mixed, or a reward or a metric is no number; the message names it.
+            TypeError: Groups and trajectories are mixed, or something has a wrong type, such as a reward that is no number; the
+                message names it.
+            ValueError: ``split`` or a metric has a name that cannot be used.
             OSError: The files could not be written. Nothing was counted, so that the same call may be made again.
         """
         if trajectories is None and metrics is None:
             return
         groups = None if trajectories is None else log_rows.as_groups(trajectories)
         given = dict(metrics or {})
-        log_rows.check_numbers(groups or [], given)
+        log_rows.check_content(groups or [], given)
         if step is None:
             step = await self.get_step() if self.trainable else 0
-        step_log.check_place(split, step)
+        step = step_log.check_place(split, step)
         builder = self.metrics_builder("eval" if split in ("val", "test") else split)
         last = self._last_train_log, self._last_train_step
         try:
@@ -376,6 +384,7 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
             stacklevel=2,
         )
         batch = list(groups)
+        _check_config(config, TrainConfig)
         started = time.time()
         stream = self.backend()._train_model(self, batch, config, _config or {}, verbose)  # pyright: ignore[reportPrivateUsage]
         metrics = average_metric_samples([sample async for sample in stream])
@@ -391,8 +400,10 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
         verbose: bool = False,
     ) -> None:
         """Fine-tune on given trajectories, and log one row. Captured ones are learned by their exact tokens."""
+        config = TrainSFTConfig() if config is None else config
+        _check_config(config, TrainSFTConfig)
         started = time.time()
-        stream = self.backend()._train_sft(self, trajectories, config or TrainSFTConfig(), _config or {}, verbose)  # pyright: ignore[reportPrivateUsage]
+        stream = self.backend()._train_sft(self, trajectories, config, _config or {}, verbose)  # pyright: ignore[reportPrivateUsage]
         samples = [sample async for sample in stream]
         if not samples:
             return
@@ -419,6 +430,11 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
 
     def set_cost_calculator(self, calculator: "CostCalculator | None") -> None:
         self._cost_calculator = calculator
+
+
+def _check_config(config: Any, kind: type[Any]) -> None:
+    if not isinstance(config, kind):
+        raise TypeError(f"config must be an art.{kind.__name__}, not {type(config).__name__}.")
 
 
 def _running_loop() -> "weakref.ref[asyncio.AbstractEventLoop] | None":

@@ -41,7 +41,8 @@ def build_train_groups(
     left_out: list[str] = []
     seen: dict[int | str, str] = {}
     for g, group in enumerate(groups):
-        _check_group(group, g)
+        remedy = "Trajectories are compared within a group: pass [art.TrajectoryGroup(trajectories)]."
+        _check_kind(group, TrajectoryGroup, f"groups: item {g}", remedy)
         members: list[TrainTrajectory] = []
         for t, trajectory in enumerate(group.trajectories):
             where = f"group {g}, trajectory {t}"
@@ -65,7 +66,10 @@ def build_train_groups(
             if group.exceptions:
                 left_out.append(f"group {g}: all of its {len(group.exceptions)} rollouts failed; it was left out")
             continue
-        built.append(TrainGroup(trajectories=members, scenario=scenario_id_of(group)))
+        scenario = scenario_id_of(group)
+        if scenario is not None:  # half a surrogate pair, which cannot be sent, becomes its escape
+            scenario = scenario.encode(errors="backslashreplace").decode()
+        built.append(TrainGroup(trajectories=members, scenario=scenario))
     return built, left_out
 
 
@@ -77,9 +81,11 @@ def build_examples(trajectories: Iterable[Trajectory]) -> list[Example]:
 
     Raises:
         NoTrainingDataError: The assistant says nothing in a trajectory; the message names it. Nothing was sent.
+        TypeError: Something else than a trajectory was given.
     """
     examples: list[Example] = []
     for t, trajectory in enumerate(trajectories):
+        _check_kind(trajectory, Trajectory, f"trajectories: item {t}")
         rollout, turns = _captured(trajectory)
         conversations = [history.messages_and_choices for history in _histories(trajectory)]
         if rollout is not None or (turns and not any(_uncaptured(conversations))):
@@ -93,12 +99,15 @@ def build_examples(trajectories: Iterable[Trajectory]) -> list[Example]:
     return examples
 
 
-def _check_group(group: Any, index: int) -> None:
-    if not isinstance(group, TrajectoryGroup):
-        kind = type(group).__name__
+def _check_kind(item: Any, kind: type[Any], what: str, remedy: str = "") -> None:
+    if not isinstance(item, kind):
         raise TypeError(
-            f"groups: item {index} is a {kind}, not an art.TrajectoryGroup. Trajectories are compared within a group: pass "
-            "[art.TrajectoryGroup(trajectories)]. Nothing was sent."
+            " ".join(
+                filter(
+                    None,
+                    [f"{what} is a {type(item).__name__}, not an art.{kind.__name__}.", remedy, "Nothing was sent."],
+                )
+            )
         )
 
 

@@ -22,9 +22,19 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Replace a file in one step: readers see the old content or the new, also after a crash or a full disk.
 
     Raises:
-        TypeError: The value is not JSON-serialisable; the file is as before.
+        TypeError: The value is no dict, or not JSON-serialisable; the message says where. The file is as before.
     """
-    write_bytes(path, json.dumps(value, indent=2).encode())
+    write_bytes(path, dump_json(path, value).encode())
+
+
+def dump_json(path: Path, value: Mapping[str, Any]) -> str:
+    """A value as what the file at ``path`` is to hold. Raises TypeError: It is no dict, or not JSON-serialisable."""
+    if not isinstance(value, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"{path} holds a dict, not {type(value).__name__}. It is as before.")
+    try:
+        return json.dumps(value, indent=2)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{path} can only hold what JSON can: {error}. It is as before.") from error
 
 
 def write_bytes(path: Path, content: bytes) -> None:

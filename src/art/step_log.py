@@ -1,10 +1,11 @@
 """One logged step of a model on disk: its trajectories, its row in ``history.jsonl`` and the totals in ``state.json``."""
 
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 from art import log_rows
 from art.metrics import MetricsBuilder
@@ -18,14 +19,17 @@ TOTALS = "_metrics_builder_state"
 """Where ``state.json`` keeps what a builder of metrics has summed so far."""
 
 
-def check_place(split: Any, step: Any) -> None:
-    """Raises TypeError, ValueError: ``split`` cannot be part of a path, or ``step`` is no number of a step."""
+def check_place(split: Any, step: Any) -> int:
+    """The step as an ``int``. Raises TypeError, ValueError: ``split`` cannot be part of a path, or ``step`` is no number."""
     if not isinstance(split, str):
         raise TypeError(f"split={split!r} must be a word, such as 'train' or 'val', not {type(split).__name__}.")
     if not split.isprintable() or split in ("", ".", "..") or set(split) & set("/\\"):
-        raise ValueError(f"split={split!r} names a directory; give a word without slashes, such as 'train' or 'val'.")
-    if not isinstance(step, int) or isinstance(step, bool):
+        raise ValueError(
+            f"split={split!r} cannot name a directory; give a word without slashes, such as 'train' or 'val'."
+        )
+    if not isinstance(step, SupportsIndex):
         raise TypeError(f"step={step!r} must be a whole number, not {type(step).__name__}.")
+    return operator.index(step)
 
 
 async def build_row(

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Self, TypeAlias, cast, overload
 
 from openai.types.chat.chat_completion import Choice
-from pydantic import BaseModel, Field, PrivateAttr
+from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
 from art import environment
 from art.active import active_trajectory
@@ -96,6 +96,17 @@ class Trajectory(BaseModel):
     """What was open around this one, once per time that it was entered."""
     _encloses: bool = PrivateAttr(default=False)
     """Whether another one was opened inside, whose calls are its own."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tell_unknown_fields(cls, given: Any) -> Any:
+        """A reward under a misspelt name would be lost in silence; fields of other versions are no error."""
+        if isinstance(given, dict):
+            names = cast(dict[str, Any], given)
+            if unknown := [name for name in names if name not in cls.model_fields]:
+                known = ", ".join(cls.model_fields)
+                warnings.warn(f"Trajectory has no field {', '.join(unknown)}; left out. Fields: {known}.", stacklevel=3)
+        return cast(Any, given)
 
     def log(self, message: str) -> None:
         """Append a line to the trajectory's logs."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from openai.types.chat.chat_completion import Choice
 from openai.types.chat.chat_completion_message_param import ChatCompletionMessageParam
 from openai.types.chat.chat_completion_tool_union_param import ChatCompletionToolUnionParam
-from pydantic import BaseModel, GetCoreSchemaHandler, SkipValidation
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, SkipValidation
 from pydantic_core import CoreSchema, core_schema
 
 __all__ = [
@@ -59,6 +59,8 @@ class TrainConfig(BaseModel):
     TrainConfig(learning_rate=1e-05, kl_penalty_coef=0.0)
     """
 
+    model_config = ConfigDict(extra="forbid")
+
     learning_rate: float = 5e-6
     kl_penalty_coef: float = 0.0
 
@@ -69,6 +71,8 @@ class TrainSFTConfig(BaseModel):
     >>> TrainSFTConfig(learning_rate=[2e-4, 1e-4], batch_size=4).batch_size
     4
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     learning_rate: float | list[float] = 5e-5
     """One rate, or one per batch."""

@@ -1,6 +1,7 @@
 """What is wrong is named, nothing is half written, and no trajectory is lost."""
 
 import asyncio
+import gc
 import random
 import resource
 import signal
@@ -11,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 import art
-from art.errors import BackendError, NoTrainingDataError
+from art.errors import BackendError, ConflictError, NoTrainingDataError
 from art.utils.trajectory_logging import read_trajectory_groups_parquet
 
 
@@ -35,6 +36,17 @@ def model(tmp_path):
 def test_wrong_types_name_the_field(build, named):
     with pytest.raises(ValidationError, match=named):
         build()
+
+
+@pytest.mark.parametrize("kind", [art.TrainConfig, art.TrainSFTConfig])
+def test_an_option_that_there_is_not_is_an_error(kind):
+    with pytest.raises(ValidationError, match="learning_rte"):
+        kind(learning_rte=1e-3)
+
+
+def test_a_reward_under_a_misspelt_name_is_told():
+    with pytest.warns(UserWarning, match=r"Trajectory has no field rewrd; left out\. Fields: .*reward,"):
+        assert art.Trajectory(rewrd=1.0).reward == 0.0
 
 
 async def test_options_rewards_and_models_that_cannot_be_trained(service, tmp_path, make_choice):
@@ -69,7 +81,7 @@ async def test_what_is_no_run_of_its_own_is_refused_before_anything_is_sent(serv
     twice, wordy, odd = run(), run(), run()
     wordy.reward, odd.metrics["turns"] = "good", "many"
     for groups, error, expected in [
-        ([run(), run()], TypeError, "item 0 is a Trajectory, not an art.TrajectoryGroup"),
+        ([run(), run()], TypeError, r"item 0 is a Trajectory, not an art.TrajectoryGroup.*\[art\.TrajectoryGroup"),
         (
             [art.TrajectoryGroup([run(), twice]), art.TrajectoryGroup([twice])],
             NoTrainingDataError,
@@ -119,6 +131,142 @@ async def test_what_is_no_number_is_named_and_nothing_is_logged(model, read_hist
     await model.log([art.Trajectory(reward=r) for r in (1e308, -1e308)], metrics={"accuracy": True}, step=1)
     (row,) = read_history(model)
     assert row["val/accuracy"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "named"),
+    [
+        ({"metrics": {1: 1.0}}, TypeError, "The metric 1 must be named by text, not int"),
+        (
+            {"metrics": {"a": 1.0}, "split": "../elsewhere"},
+            ValueError,
+            r"split='\.\./elsewhere' cannot name a directory",
+        ),
+        ({"metrics": {"a": 1.0}, "split": "half \ud83d"}, ValueError, "split=.* cannot name a directory"),
+        ({"metrics": {"a": 1.0}, "split": ""}, ValueError, "split='' cannot name a directory"),
+        ({"metrics": {"a": 1.0}, "split": None}, TypeError, "split=None must be a word"),
+        ({"metrics": {"a": 1.0}, "step": "one"}, TypeError, "step='one' must be a whole number, not str"),
+        ({"trajectories": [art.Trajectory()], "step": 0.5}, TypeError, "step=0.5 must be a whole number"),
+    ],
+)
+async def test_what_cannot_be_logged_under_that_name_is_told(model, tmp_path, arguments, error, named):
+    with pytest.raises(error, match=named):
+        await model.log(**{"step": 1, **arguments})
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_lines_and_messages_that_are_none_are_named_and_nothing_is_logged(model, tmp_path):
+    loud, odd, nested = art.Trajectory(), art.Trajectory(), art.Trajectory()
+    loud.logs.append(5)
+    odd.messages_and_choices.append("hello")
+    nested.additional_histories = [art.trajectories.History(messages_and_choices=[])]
+    nested.additional_histories[0].messages_and_choices.append(None)
+    group = art.TrajectoryGroup([art.Trajectory()])
+    group.logs.append(b"bytes")
+    for given, named in [
+        (art.TrajectoryGroup([art.Trajectory(), loud]), r"Log line 0 of group 0, trajectory 1 is 5 \(int\)"),
+        (
+            art.TrajectoryGroup([odd]),
+            "Message 0 of group 0, trajectory 0 is 'hello' .*must be a message dict or a Choice",
+        ),
+        (art.TrajectoryGroup([nested]), "Message 0 of group 0, trajectory 0 is None"),
+        (group, r"Log line 0 of group 0 is b'bytes' \(bytes\); it must be text"),
+    ]:
+        with pytest.raises(TypeError, match=named):
+            await model.log([given], step=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_that_json_cannot_hold_is_named_and_the_old_one_stays(model):
+    model.overwrite_state({"a": 1})
+    path = model._path("state.json")
+    for store in (model.overwrite_state, model.merge_state):
+        with pytest.raises(TypeError, match=rf"{path} can only hold what JSON can: .*object.*It is as before"):
+            store({"a": object()})
+        with pytest.raises(TypeError, match=rf"{path} holds a dict, not list"):
+            store([1])
+    assert model.read_state() == {"a": 1}
+
+
+async def test_half_a_character_stops_no_training(service, tmp_path, make_choice, read_history):
+    """As a page of the web may hold it, cut in the middle."""
+    half = "cut \ud83d"
+    backend = art.RemoteBackend(service.url, "service-key")
+    pupil = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
+    await pupil.register(backend)
+
+    async def play(model, scenario):
+        choice = make_choice(turn=f"t{scenario['n']}", content=half)
+        scenario["n"] += 1
+        metadata = {"scenario_id": half, half: half}
+        return art.Trajectory(messages_and_choices=[choice], reward=scenario["n"], metadata=metadata, logs=[half])
+
+    await art.train(pupil, play, [{"n": 0}], steps=1, groups_per_step=1, group_size=2, show_progress=False)
+    (request,) = service.train_requests
+    assert request.groups[0].scenario == "cut \\ud83d"
+    assert read_history(pupil)[0]["train/reward"] == 1.5
+
+
+async def test_what_is_gathered_must_be_something_to_await(recwarn):
+    async def gives(what):
+        return what
+
+    for call, named in [
+        (
+            lambda: art.gather_trajectory_groups([gives(1), art.TrajectoryGroup([])]),
+            "groups: item 1 is a TrajectoryGroup",
+        ),
+        (
+            lambda: art.gather_trajectories([gives(1), art.Trajectory()]),
+            "trajectories: item 1 is a Trajectory, not some",
+        ),
+        (lambda: art.gather_trajectory_groups([gives(5)], max_exceptions=9), "gave int, not a TrajectoryGroup"),
+        (lambda: art.gather_trajectories([gives(5)], max_exceptions=9), "gave int, not a Trajectory or several"),
+        (lambda: art.gather_trajectories([gives(["text"])], max_exceptions=9), "gave str, not a Trajectory or several"),
+    ]:
+        with pytest.raises(TypeError, match=named):
+            await call()
+    gc.collect()
+    assert [w for w in recwarn if "never awaited" in str(w.message)] == []
+
+
+async def test_configs_trajectories_and_backends_of_another_type_are_named(service, tmp_path):
+    pupil = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
+    with pytest.raises(TypeError, match=r"such as art\.LocalBackend\(\), not with None"):
+        await pupil.register(None)
+    await pupil.register(art.RemoteBackend(service.url, "service-key"))
+    with pytest.raises(TypeError, match=r"config must be an art\.TrainSFTConfig, not dict"):
+        await pupil.train_sft([], {"learning_rate": 1e-3})
+    with (
+        pytest.warns(DeprecationWarning),
+        pytest.raises(TypeError, match=r"config must be an art\.TrainConfig, not dict"),
+    ):
+        await pupil.train([], {"learning_rate": 1e-3})
+    with pytest.raises(TypeError, match=r"trajectories: item 1 is a dict, not an art\.Trajectory"):
+        lesson = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+        await pupil.train_sft([art.Trajectory(messages_and_choices=lesson), {"messages": lesson}])
+    assert service.train_requests == [], "nothing was sent"
+
+
+async def test_two_trainings_of_one_model_at_once(service, tmp_path, make_choice):
+    """The second is refused at once, whether it runs here or in another process; the first goes on."""
+    pupil = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
+    await pupil.register(art.RemoteBackend(service.url, "service-key"))
+    turn = 0
+
+    async def play(model, scenario):
+        nonlocal turn
+        turn += 1
+        if turn == 1:
+            with pytest.raises(ConflictError, match=r"'m' of project 'p' is being trained already.*another name"):
+                await train()
+        return art.Trajectory(messages_and_choices=[make_choice(turn=f"t{turn}")], reward=turn)
+
+    def train():
+        return art.train(pupil, play, ["a"], steps=1, groups_per_step=1, group_size=2, show_progress=False)
+
+    assert (await train()).step == 1
+    assert len(service.train_requests) == 1
 
 
 async def test_nan_and_infinity_are_left_out_of_the_history(model, read_history):
