@@ -50,16 +50,7 @@ async def train(run: Run) -> None:
         if run.variant == "ruler":
             await train_with_judge(run, model, backend, find_judge())
             return
-        await art.train(
-            model,
-            partial(find_answer, agent=str(run.variant)),
-            tasks(seeds[lessons:]),
-            steps=run.last_step,
-            groups_per_step=run.settings.groups_per_step,
-            group_size=run.settings.group_size,
-            max_staleness=run.settings.max_staleness,
-            learning_rate=run.settings.learning_rate,
-        )
+        await art.train(model, partial(find_answer, agent=str(run.variant)), tasks(seeds[lessons:]), **run.loop_options)
 
 
 async def train_with_judge(

@@ -27,16 +27,7 @@ async def train(run: Run) -> None:
     async with run.open_backend() as backend:
         model = run.make_model()
         await model.register(backend)
-        await art.train(
-            model,
-            partial(play, rules=RULES[run.form]),
-            training_seeds(run.seed),
-            steps=run.last_step,
-            groups_per_step=run.settings.groups_per_step,
-            group_size=run.settings.group_size,
-            max_staleness=run.settings.max_staleness,
-            learning_rate=run.settings.learning_rate,
-        )
+        await art.train(model, partial(play, rules=RULES[run.form]), training_seeds(run.seed), **run.loop_options)
 
 
 if __name__ == "__main__":

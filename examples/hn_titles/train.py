@@ -44,11 +44,7 @@ async def train(run: Run) -> None:
             model,
             partial(write_title, reward_model=reward_model, judge=find_judge()),
             select(stories(run), "training"),
-            steps=run.last_step,
-            groups_per_step=run.settings.groups_per_step,
-            group_size=run.settings.group_size,
-            max_staleness=run.settings.max_staleness,
-            learning_rate=run.settings.learning_rate,
+            **run.loop_options,
         )
 
 

@@ -29,14 +29,7 @@ async def train(run: Run) -> None:
             await train_both_sides(run, model, backend)
             return
         await art.train(
-            model,
-            partial(play, opponent=OPPONENTS[str(run.variant)]),
-            training_seeds(run.seed),
-            steps=run.last_step,
-            groups_per_step=run.settings.groups_per_step,
-            group_size=run.settings.group_size,
-            max_staleness=run.settings.max_staleness,
-            learning_rate=run.settings.learning_rate,
+            model, partial(play, opponent=OPPONENTS[str(run.variant)]), training_seeds(run.seed), **run.loop_options
         )
 
 

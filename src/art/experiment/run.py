@@ -5,7 +5,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from art.errors import ARTError
 from art.local.backend import LocalBackend
@@ -41,6 +41,20 @@ class Settings:
     warm_up_learning_rate: float = 5e-4
     episodes: int = 200
     """Held-out episodes of each player."""
+
+
+class LoopOptions(TypedDict):
+    """The keywords of ``art.train`` that settings decide.
+
+    >>> LoopOptions(steps=4, groups_per_step=16, group_size=8, max_staleness=0, learning_rate=3e-4)["steps"]
+    4
+    """
+
+    steps: int
+    groups_per_step: int
+    group_size: int
+    max_staleness: int
+    learning_rate: float
 
 
 @dataclass(frozen=True)
@@ -97,6 +111,18 @@ class Run:
     def last_step(self) -> int:
         """The policy version with which the training ends."""
         return self.warm_up_step + self.settings.steps
+
+    @property
+    def loop_options(self) -> LoopOptions:
+        """How the run learns: ``await art.train(model, rollout, scenarios, **run.loop_options)``."""
+        settings = self.settings
+        return LoopOptions(
+            steps=self.last_step,
+            groups_per_step=settings.groups_per_step,
+            group_size=settings.group_size,
+            max_staleness=settings.max_staleness,
+            learning_rate=settings.learning_rate,
+        )
 
     def open_backend(self) -> RemoteBackend:
         """The backend, as a context manager."""

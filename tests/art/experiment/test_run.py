@@ -50,6 +50,13 @@ def test_options_make_the_run(tmp_path, monkeypatch):
     assert full.settings == replace(FULL, steps=7, warm_up=5, base_model="m")
     assert (full.warm_up_step, full.last_step, full.directory) == (1, 8, tmp_path / "there")
     assert small.training_seconds() > 0
+    assert full.loop_options == {
+        "steps": 8,
+        "groups_per_step": FULL.groups_per_step,
+        "group_size": FULL.group_size,
+        "max_staleness": FULL.max_staleness,
+        "learning_rate": FULL.learning_rate,
+    }
 
 
 def test_time_adds_up_over_sittings_and_a_failed_one_counts(tmp_path, capsys):
