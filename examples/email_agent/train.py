@@ -16,11 +16,11 @@ from .environment import tasks
 from .rollout import find_answer, lesson
 
 SMALL = Settings(
-    steps=10,
+    steps=12,
     groups_per_step=8,
     group_size=8,
-    learning_rate=2e-4,
-    warm_up=64,
+    learning_rate=3e-4,
+    warm_up=48,
     max_sequence_length=1024,
 )
 FULL = Settings(
