@@ -8,8 +8,9 @@ own. Client, gateway, engine and peer share the same two cores. Every call is ca
 - *latency*: 32 conversations at a time, completions of 16 to 48 tokens that take 10 ms per token, the same client against
   the gateway and against the engine's own chat endpoint. What the script takes is subtracted from each request.
 - *throughput*: 32 conversations of 6 turns at a time, an engine that answers at once, the same client against the gateway
-  and the litellm proxy, which passes the call to the same engine and captures nothing: one process of it, and one per
-  core, between which the conversations are divided.
+  and the litellm proxy, which passes the call to the same engine and captures nothing: one process of it, as it comes, and
+  one per core, between which the conversations are divided. Client and engine take their share of the cores from both, so
+  the processor time of each is counted too.
 - *rollouts*: 1,000 streaming rollouts of 20 turns, all at once. The service's memory is read while tokens are added.
 
 The peer lives in an environment of its own, made by ``make bench-gateway``.
@@ -29,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,16 +94,35 @@ class Bench:
         arguments = ["--url", *urls, "--model", model, "--keys", str(self.directory / "keys.json")]
         return [*arguments, "--concurrency", str(concurrency), "--turns", str(turns)]
 
-    def cpu_s(self) -> float:
-        """Processor time that the service has taken so far; beside wall time, other load does not change it much."""
-        times = psutil.Process(self.pid).cpu_times()
-        return times.user + times.system
-
     def drive(self, side: Side, turns: int) -> Load:
         load = Load(**measure_in_child("benchmarks.load", self.load_arguments(side, AT_ONCE, turns), {}))
         if load.failures:
             sys.exit(f"{len(load.failures)} conversations failed, the first: {load.failures[0]}")
         return load
+
+
+@dataclass(frozen=True)
+class Served:
+    """A load, and the processor seconds that the gateway or proxy took for it; other work does not change those much."""
+
+    load: Load
+    cpu_s: float
+
+    @property
+    def speed(self) -> float:
+        """Requests per second."""
+        return len(self.load.latencies_ms) / self.load.seconds
+
+    @property
+    def thrift(self) -> float:
+        """Requests per second of one core's time."""
+        return len(self.load.latencies_ms) / self.cpu_s
+
+
+def cpu_s(pids: Sequence[int]) -> float:
+    """Processor seconds that processes and their children have taken so far."""
+    processes = [one for pid in pids for one in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))]
+    return sum(times.user + times.system for times in (one.cpu_times() for one in processes))
 
 
 def free_port() -> int:
@@ -192,9 +213,15 @@ def _percentiles(loads: Sequence[Load]) -> tuple[float, float]:
     return hundredths[49], hundredths[98]
 
 
+@dataclass(frozen=True)
+class Proxy:
+    url: str
+    pid: int
+
+
 @contextlib.contextmanager
-def litellm_proxy(bench: Bench, environment: Path) -> Iterator[str]:
-    """The URL of a litellm proxy, of one process, in front of the engine."""
+def litellm_proxy(bench: Bench, environment: Path) -> Iterator[Proxy]:
+    """A litellm proxy, of one process, in front of the engine."""
     command = environment / "bin" / "litellm"
     if not command.exists():
         sys.exit(f"No litellm in {environment}. Install it with: make bench-gateway")
@@ -207,40 +234,53 @@ def litellm_proxy(bench: Bench, environment: Path) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     with child(argv, log, **quiet) as process:
         wait_for("the litellm proxy", lambda: httpx.get(f"{url}/health/liveliness").is_success or None, process, log)
-        yield f"{url}/v1"
+        yield Proxy(f"{url}/v1", process.pid)
 
 
 def measure_throughput(bench: Bench, rounds: int, litellm: Path, processes: Sequence[int]) -> list[Row]:
     bench.script(16, 16, 0)
-    with contextlib.ExitStack() as proxies:
-        sides: dict[str, Callable[[int], Side]] = {"gateway": bench.ours}
-        urls = [proxies.enter_context(litellm_proxy(bench, litellm)) for _ in range(max(processes))]
-        for number in processes:
-            name, some = f"litellm proxy, {number} process{'es' if number > 1 else ''}", urls[:number]
-            sides[name] = lambda conversations, urls=some: (urls, "m", ["unused"] * conversations)
+    with contextlib.ExitStack() as started:
+        proxies = [started.enter_context(litellm_proxy(bench, litellm)) for _ in range(max(processes))]
+        peers = {
+            f"litellm proxy, {number} process{'es' if number > 1 else ''}": proxies[:number] for number in processes
+        }
+
+        def ask_ours(conversations: int, turns: int) -> Served:
+            return count(bench.ours(conversations), turns, [bench.pid])
+
+        def ask(some: Sequence[Proxy], conversations: int, turns: int) -> Served:
+            side = [proxy.url for proxy in some], "m", ["unused"] * conversations
+            return count(side, turns, [proxy.pid for proxy in some])
+
+        def count(side: Side, turns: int, pids: Sequence[int]) -> Served:
+            before = cpu_s(pids)
+            load = bench.drive(side, turns)
+            return Served(load, cpu_s(pids) - before)
+
+        sides = {"gateway": ask_ours} | {name: partial(ask, some) for name, some in peers.items()}
         for side in sides.values():  # warm up
-            bench.drive(side(AT_ONCE), 2)
-        loads = alternate(
-            {
-                key: lambda side=side: bench.drive(side(THROUGHPUT_ROLLOUTS), THROUGHPUT_TURNS)
-                for key, side in sides.items()
-            },
+            side(AT_ONCE, 2)
+        served = alternate(
+            {name: partial(side, THROUGHPUT_ROLLOUTS, THROUGHPUT_TURNS) for name, side in sides.items()},
             rounds,
-            lambda load: f"{_speed(load):.0f} requests/s",
+            lambda one: f"{one.speed:.0f} requests/s, {1000 / one.thrift:.2f} ms of processor time each",
         )
-        side = bench.ours(THROUGHPUT_ROLLOUTS)
-        before = bench.cpu_s()
-        taken = len(bench.drive(side, THROUGHPUT_TURNS).latencies_ms)
-        console.print(f"gateway: {(bench.cpu_s() - before) / taken * 1000:.2f} ms of processor time per request")
-    ours, *peers = ([_speed(load) for load in loads[key]] for key in sides)
-    return [
-        compare(f"requests, beside {name}", ours, peer, peer_name=name, unit="requests/s", at_least=5)
-        for name, peer in zip(list(sides)[1:], peers, strict=True)
+    ours = served["gateway"]
+    rows = [
+        compare(
+            f"requests, beside {name}",
+            [one.speed for one in ours],
+            [one.speed for one in served[name]],
+            peer_name=name,
+            unit="requests/s",
+            at_least=5 if number == 1 else None,  # one process beside one process
+        )
+        for number, name in zip(processes, peers, strict=True)
     ]
-
-
-def _speed(load: Load) -> float:
-    return len(load.latencies_ms) / load.seconds
+    name = list(peers)[-1]
+    thrift = [one.thrift for one in ours], [one.thrift for one in served[name]]
+    rows.append(compare("requests per core's second", *thrift, peer_name=name, unit="requests/s", at_least=5))
+    return rows
 
 
 def measure_rollouts(bench: Bench) -> list[Row]:
