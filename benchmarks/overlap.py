@@ -3,9 +3,9 @@
     python -m benchmarks.overlap [--quick] [--json PATH] [--model NAME] [--seeds N] [--steps N] [--groups N] [--members N]
     python -m benchmarks.overlap --report PATH    write docs/efficiency.md and its picture from what --json left
 
-An agent takes 5 turns; after each it waits for its environment. The waits are log-normal with a mean of one second and a heavy
-tail (99th percentile 8 s), drawn from the seed, the scenario, the member and the turn, so that all ways of training meet the same
-environments. A step takes 8 groups of 8. All is colocated: engine and trainer take turns on the same processor cores, and the engine is
+An agent takes 5 turns of at most 24 tokens; after each it waits for its environment. The waits are log-normal with a mean of one
+second and a heavy tail (99th percentile 8 s), drawn from the seed, the scenario, the member and the turn, so that all ways of training
+meet the same environments. A step takes 8 groups of 8. All is colocated: engine and trainer take turns on the same processor cores, and the engine is
 paused while the trainer works. Rewards are the share of lower-case letters in what the model says, which a tiny random model learns in
 a few steps.
 
@@ -249,7 +249,8 @@ def main() -> None:
     options.seeds = options.seeds or (3 if options.model == "tiny" and not options.quick else 1)
     task = (
         f"Environments that take {load.latency_scale:g} s per turn on average, with a heavy tail (99th percentile "
-        f"{8 * load.latency_scale:g} s); {TURNS} turns, {load.steps} steps of {load.groups} groups of {load.members}; model: "
+        f"{8 * load.latency_scale:g} s); {TURNS} turns of at most {MAX_TOKENS} tokens, {load.steps} steps of "
+        f"{load.groups} groups of {load.members}; model: "
         f"{'a tiny random one' if options.model == 'tiny' else options.model}; two processes, engine and trainer, on the same cores."
     )
     given = {"model": "tiny", "seeds": 3, "steps": 10, "groups": 8, "members": 8}

@@ -4,7 +4,7 @@ import math
 import random
 import statistics
 
-TURNS, MAX_TOKENS = 5, 8
+TURNS, MAX_TOKENS = 5, 24
 MEAN_S, P99_S = 1.0, 8.0
 LEARNING_RATE = 3e-3
 

@@ -21,7 +21,7 @@ def test_waits_have_the_stated_mean_and_tail():
 
 
 def test_rewards_are_shares_of_what_may_be_said():
-    assert reward(5 * letters("abC d12é")) == pytest.approx(3 / 8)
+    assert reward(5 * letters("abC d12é")) == pytest.approx(3 / 24)
 
 
 def make_run(mode, seconds, final, idle, seed=1):
