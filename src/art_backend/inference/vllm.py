@@ -59,6 +59,8 @@ CPU_ONLY = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer uses the same cores
     # beside adapters its model is not compiled anyway; of what is left, the first request would wait for a C++ compiler
     "TORCH_COMPILE_DISABLE": "1",
+    # one process for scheduler and model: the scheduler's own would spin on a core while the model computes
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
 """Defaults of the CPU build; what the user has set wins."""
 
@@ -159,6 +161,7 @@ def _launch(
         argv += ["--tensor-parallel-size", str(len(settings.devices))] if len(settings.devices) > 1 else []
     else:
         argv += ["--kv-cache-memory-bytes", str(settings.kv_cache_mib * 2**20)]
+        argv += ["--distributed-executor-backend", "uni"]
     if installation.device == "cpu" and adapted:
         zero = write_zero_adapter(
             settings.model_path, settings.log_path.with_name(f"{settings.log_path.stem}-zero-adapter")
