@@ -31,7 +31,11 @@ def lesson(task: Task) -> art.Trajectory:
     """A scripted episode for the warm-up: the agent searches, reads and answers, as it should."""
     session = Session(task)
     mail = session.mailbox.mails[task.mail - 1]
-    steps = (("search", "words", f"{mail.event} {mail.fact}"), ("read", "number", str(mail.id)), ("answer", "text", task.answer))
+    steps = (
+        ("search", "words", f"{mail.event} {mail.fact}"),
+        ("read", "number", str(mail.id)),
+        ("answer", "text", task.answer),
+    )
     tools = {"search": session.search, "read": session.read, "answer": session.answer}
     messages: list[Any] = [
         {"role": "system", "content": INSTRUCTIONS},
