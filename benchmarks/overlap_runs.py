@@ -144,7 +144,8 @@ def markdown(runs: Sequence[Run], task: str, picture: str, command: str) -> str:
             "## Before and after",
             "",
             f"{task} Means over the seeds, ± the standard deviation between them. *Idle* is the time in which the engine could compute "
-            "and waits for environments; *final reward* is measured after the run, on scenarios that were not trained on.",
+            "and waits for environments; *final reward* is measured after the run, on scenarios that were not trained on. A random model "
+            "learns unevenly: between seeds its reward varies much, and nothing finer than that is shown here.",
             "",
             *rows,
             "",
