@@ -53,7 +53,7 @@ class ControlClient:
         first_contact_s: float = 10.0,
         watch: Callable[[], BackendError | None] = lambda: None,
     ) -> None:
-        parts = urlsplit(url)
+        parts = urlsplit(str(url))
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ValueError(f"url must look like http://host:port or https://host/prefix, not {url!r}.")
         self.url = url.rstrip("/")

@@ -42,7 +42,7 @@ def build_train_groups(
     seen: dict[int | str, str] = {}
     for g, group in enumerate(groups):
         remedy = "Trajectories are compared within a group: pass [art.TrajectoryGroup(trajectories)]."
-        _check_kind(group, TrajectoryGroup, f"groups: item {g}", remedy)
+        check_kind(group, TrajectoryGroup, f"groups: item {g}", remedy)
         members: list[TrainTrajectory] = []
         for t, trajectory in enumerate(group.trajectories):
             where = f"group {g}, trajectory {t}"
@@ -85,7 +85,7 @@ def build_examples(trajectories: Iterable[Trajectory]) -> list[Example]:
     """
     examples: list[Example] = []
     for t, trajectory in enumerate(trajectories):
-        _check_kind(trajectory, Trajectory, f"trajectories: item {t}")
+        check_kind(trajectory, Trajectory, f"trajectories: item {t}")
         rollout, turns = _captured(trajectory)
         conversations = [history.messages_and_choices for history in _histories(trajectory)]
         if rollout is not None or (turns and not any(_uncaptured(conversations))):
@@ -99,7 +99,8 @@ def build_examples(trajectories: Iterable[Trajectory]) -> list[Example]:
     return examples
 
 
-def _check_kind(item: Any, kind: type[Any], what: str, remedy: str = "") -> None:
+def check_kind(item: Any, kind: type[Any], what: str, remedy: str = "") -> None:
+    """Raises TypeError, with the remedy, if an item is of another kind."""
     if not isinstance(item, kind):
         raise TypeError(
             " ".join(

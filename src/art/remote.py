@@ -30,7 +30,7 @@ from art.metrics_taxonomy import (
 )
 from art.model_spec import build_registration
 from art.progress import show_training
-from art.references import build_examples, build_train_groups
+from art.references import build_examples, build_train_groups, check_kind
 from art.train_options import build_options, build_sft_options, check_names
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import LocalTrainResult, TrainConfig, TrainSFTConfig
@@ -231,12 +231,19 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
             options: See ``art.dev.TrainConfig``; those set to ``None`` take their defaults.
 
         Raises:
-            TypeError: An unknown option.
+            TypeError: An unknown option, or something else than a model and groups.
             NoTrainingDataError: A trajectory cannot be trained; nothing was sent.
             EngineFailedError, TrainerFailedError: With the tail of the process's log; the served version is as before.
             JobInterruptedError: The backend stopped in mid-step, repeatedly; nothing of the step was kept.
         """
+        from art.model import TrainableModel
+
         check_names(options)
+        check_kind(model, TrainableModel, "model")
+        if not isinstance(cast(Any, groups), Iterable):
+            raise TypeError(
+                f"groups must be a list of art.TrajectoryGroup, not {type(groups).__name__}. Nothing was sent."
+            )
         batch = list(groups)
         key = (model.project, model.name)
         self._results.pop(key, None)

@@ -245,6 +245,15 @@ async def test_configs_trajectories_and_backends_of_another_type_are_named(servi
     with pytest.raises(TypeError, match=r"trajectories: item 1 is a dict, not an art\.Trajectory"):
         lesson = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
         await pupil.train_sft([art.Trajectory(messages_and_choices=lesson), {"messages": lesson}])
+    backend = art.RemoteBackend(service.url, "service-key")
+    with pytest.raises(TypeError, match=r"^model is a str, not an art\.TrainableModel"):
+        await backend.train("m", [])
+    with pytest.raises(TypeError, match=r"^groups must be a list of art\.TrajectoryGroup, not NoneType"):
+        await backend.train(pupil, None)
+    with pytest.raises(TypeError, match=r"^group is a list, not an art\.TrajectoryGroup"):
+        await art.rewards.ruler_score_group([])
+    with pytest.raises(ValueError, match=r"^url must look like http://host:port or https://host/prefix, not 5"):
+        art.RemoteBackend(5)
     assert service.train_requests == [], "nothing was sent"
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from art.active import no_capture
 from art.errors import MissingExtraError
 from art.metrics import MetricsBuilder
+from art.references import check_kind
 from art.trajectories import Trajectory, TrajectoryGroup
 
 __all__ = ["DEFAULT_RUBRIC", "Judge", "Response", "TrajectoryScore", "ruler", "ruler_score_group"]
@@ -156,6 +157,7 @@ async def ruler_score_group(
 
     Raises:
         ValueError: A trajectory has additional histories, which the judge could not be shown.
+        TypeError: ``group`` is none.
 
     >>> async def judge(messages):
     ...     return '{"scores": [{"trajectory_id": "1", "explanation": "polite", "score": 0.9}]}'
@@ -164,6 +166,7 @@ async def ruler_score_group(
     >>> judged.trajectories[0].reward, judged.trajectories[0].metrics
     (0.9, {'independent_reward': 0.0, 'ruler_score': 0.9})
     """
+    check_kind(group, TrajectoryGroup, "group")
     if any(trajectory.additional_histories for trajectory in group.trajectories):
         raise ValueError("RULER judges single conversations; a trajectory of this group has additional_histories.")
     conversations = [cast(list[Any], trajectory.messages()) for trajectory in group.trajectories]
