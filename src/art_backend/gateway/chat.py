@@ -106,13 +106,17 @@ async def write_events(answer: Answer) -> AsyncIterator[bytes]:
     head = _head(answer, "chat.completion.chunk")
     if answer.call.include_usage:
         head["usage"] = None
-    begun: set[int] = set()
+    begun = 0
     calls = [0] * answer.call.choices
     async for index, news in answer.follow():
         choice: dict[str, Any] = {"index": index, "delta": {}, "logprobs": None, "finish_reason": None}
-        if index not in begun:
-            begun.add(index)
-            choice["delta"] = {"role": "assistant", "content": ""}
+        while begun <= index:  # OpenAI's SDK takes it that choices begin in their order
+            opening = {**choice, "index": begun, "delta": {"role": "assistant", "content": ""}}
+            if begun == index:
+                choice = opening
+            else:
+                yield write_event({**head, "choices": [opening]})
+            begun += 1
         if isinstance(news, Completed):
             choice["finish_reason"] = news.finish_reason
             choice["art"] = news.reference()

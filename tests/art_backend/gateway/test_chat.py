@@ -3,13 +3,18 @@
 import asyncio
 import contextlib
 import sqlite3
+from types import SimpleNamespace
 
 import httpx
 import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletionChunk
 from tests.art_backend.gateway.conftest import MODEL_KEY, SERVICE_KEY
 from tests.support.scripted_engine import logprob_of
+
+from art_backend.gateway.chat import write_events
+from art_backend.gateway.parse import ParsedMessage
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -133,6 +138,29 @@ async def test_several_choices_stream_side_by_side(gateway):
     said = {turn.id: turn.message["content"] for turn in gateway.turns(rollout)}
     assert {index: said[turn] for index, turn in endings.items()} == texts
     gateway.check(rollout)
+
+
+async def test_choices_begin_in_their_order_whichever_speaks_first():
+    """The SDK's accumulator puts a choice where it first appears, and looks for it by its index."""
+
+    class OutOfOrder:
+        call = SimpleNamespace(choices=4, include_usage=False, model_name="m", plan=SimpleNamespace(logprobs=False))
+
+        async def follow(self):
+            for index, text in ((2, "c"), (0, "a"), (3, "d"), (2, "C"), (1, "b")):
+                yield index, SimpleNamespace(message=ParsedMessage(text), ids=[])
+
+    state = ChatCompletionStreamState()
+    async for event in write_events(OutOfOrder()):
+        if b"[DONE]" not in event:
+            state.handle_chunk(ChatCompletionChunk.model_validate_json(event.removeprefix(b"data: ")))
+    choices = state.current_completion_snapshot.choices
+    assert [(one.index, one.message.role, one.message.content) for one in choices] == [
+        (0, "assistant", "a"),
+        (1, "assistant", "b"),
+        (2, "assistant", "cC"),
+        (3, "assistant", "d"),
+    ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
