@@ -25,10 +25,10 @@ async def backend(tmp_path):
         yield backend
 
 
-def find_worker(engine):
+def find_core(engine):
     """The process that computes for a vLLM server, by the title that it gives itself."""
-    (worker,) = [p for p in psutil.Process(engine).children(recursive=True) if p.cmdline()[:1] == ["VLLM::Worker"]]
-    return worker.pid
+    (core,) = [p for p in psutil.Process(engine).children(recursive=True) if p.cmdline()[:1] == ["VLLM::EngineCore"]]
+    return core.pid
 
 
 async def find_engine(backend):
@@ -90,7 +90,7 @@ async def test_a_killed_engine_is_told_at_once_and_costs_at_most_the_rollouts_in
 
     waiters.append(asyncio.ensure_future(read_on()))
     before = await find_engine(backend)
-    os.kill(find_worker(before.pid), signal.SIGKILL)
+    os.kill(find_core(before.pid), signal.SIGKILL)
     killed = time.monotonic()
     for outcome in await asyncio.gather(*waiters, return_exceptions=True):
         assert isinstance(outcome, openai.APIError)
