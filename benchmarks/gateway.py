@@ -279,7 +279,7 @@ def measure_throughput(bench: Bench, rounds: int, litellm: Path, processes: Sequ
     ]
     name = list(peers)[-1]
     thrift = [one.thrift for one in ours], [one.thrift for one in served[name]]
-    rows.append(compare("requests per core's second", *thrift, peer_name=name, unit="requests/s", at_least=5))
+    rows.append(compare("requests per core's second", *thrift, peer_name=name, unit="requests/s"))
     return rows
 
 
