@@ -102,14 +102,8 @@ def build_examples(trajectories: Iterable[Trajectory]) -> list[Example]:
 def check_kind(item: Any, kind: type[Any], what: str, remedy: str = "") -> None:
     """Raises TypeError, with the remedy, if an item is of another kind."""
     if not isinstance(item, kind):
-        raise TypeError(
-            " ".join(
-                filter(
-                    None,
-                    [f"{what} is a {type(item).__name__}, not an art.{kind.__name__}.", remedy, "Nothing was sent."],
-                )
-            )
-        )
+        sentences = [f"{what} is a {type(item).__name__}, not an art.{kind.__name__}.", remedy, "Nothing was sent."]
+        raise TypeError(" ".join(filter(None, sentences)))
 
 
 def turn_of(item: Any) -> tuple[str, str | None] | None:

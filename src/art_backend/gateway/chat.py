@@ -101,6 +101,10 @@ def write_whole(answer: Answer) -> bytes:
     )
 
 
+_OPENING = {"role": "assistant", "content": ""}
+"""The first delta of a choice."""
+
+
 async def write_events(answer: Answer) -> AsyncIterator[bytes]:
     """The ``chat.completion.chunk`` events."""
     head = _head(answer, "chat.completion.chunk")
@@ -110,13 +114,11 @@ async def write_events(answer: Answer) -> AsyncIterator[bytes]:
     calls = [0] * answer.call.choices
     async for index, news in answer.follow():
         choice: dict[str, Any] = {"index": index, "delta": {}, "logprobs": None, "finish_reason": None}
-        while begun <= index:  # OpenAI's SDK takes it that choices begin in their order
-            opening = {**choice, "index": begun, "delta": {"role": "assistant", "content": ""}}
-            if begun == index:
-                choice = opening
-            else:
-                yield write_event({**head, "choices": [opening]})
-            begun += 1
+        for earlier in range(begun, index):  # OpenAI's SDK takes it that choices begin in their order
+            yield write_event({**head, "choices": [{**choice, "index": earlier, "delta": _OPENING}]})
+        if index >= begun:
+            begun = index + 1
+            choice["delta"] = dict(_OPENING)
         if isinstance(news, Completed):
             choice["finish_reason"] = news.finish_reason
             choice["art"] = news.reference()
