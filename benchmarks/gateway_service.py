@@ -14,7 +14,7 @@ import uvloop
 
 from art_backend.command import serve_until_stopped
 from art_backend.inference.choice import choose_launcher
-from art_backend.inference.process import EngineProcess, EngineSettings, Launch, Launcher
+from art_backend.inference.process import EngineSettings, Launch, Launcher
 from art_backend.settings import Settings
 
 ENGINE_FILE = "engine.json"
@@ -45,8 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     launcher: Launcher = scripted_engine
     if options.vllm_python is not None:
         launcher = choose_launcher("vllm", vllm_python=options.vllm_python, arguments=())
-    start = partial(EngineProcess.start, launcher=partial(noted, options.path, launcher))
-    uvloop.run(serve_until_stopped(settings, watch_stdin=True, start_engine=start))
+    uvloop.run(serve_until_stopped(settings, watch_stdin=True, launcher=partial(noted, options.path, launcher)))
 
 
 if __name__ == "__main__":

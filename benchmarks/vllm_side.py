@@ -5,7 +5,6 @@ import contextlib
 import json
 import sys
 import tempfile
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +84,7 @@ async def serve_vllm(base_model: str, python: Path, threads: int) -> AsyncIterat
         log = directory / "service.log"
         child = await ChildProcess.start(argv, name="service", log_path=log, pipes=True)
         try:
-            await child.guard(asyncio.to_thread(_appear, ready), deadline_s=START_S, doing="its start-up")
+            await child.guard(_appear(ready), deadline_s=START_S, doing="its start-up")
             at = json.loads(ready.read_text())
             headers = {"Authorization": f"Bearer {at['api_key']}"}
             async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
@@ -106,9 +105,6 @@ async def serve_vllm(base_model: str, python: Path, threads: int) -> AsyncIterat
             await child.stop(grace_s=20)
 
 
-def _appear(path: Path) -> None:
-    begin = time.monotonic()
+async def _appear(path: Path) -> None:
     while not path.exists():
-        time.sleep(0.1)
-        if time.monotonic() - begin > START_S:
-            raise TimeoutError(path)
+        await asyncio.sleep(0.1)

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from art_backend.app import build_app
 from art_backend.errors import ConflictError, ServiceError
 from art_backend.gateway.limits import MAX_CALLS, MAX_QUEUE
-from art_backend.inference.router import StartEngine
+from art_backend.inference.process import Launcher
 from art_backend.placement import Placement, PlacementKind, parse_device_list
 from art_backend.service import Service
 from art_backend.settings import EngineKind, Settings
@@ -199,20 +199,18 @@ def claim_directory(path: Path, wait_s: float = CLAIM_WAIT_S) -> FileLock:
     return lock
 
 
-async def serve_until_stopped(
-    settings: Settings, *, watch_stdin: bool, start_engine: StartEngine | None = None
-) -> None:
+async def serve_until_stopped(settings: Settings, *, watch_stdin: bool, launcher: Launcher | None = None) -> None:
     """Claim the directory, listen, serve; return when told to stop."""
     lock = claim_directory(settings.path)
     try:
-        await _run(settings, start_engine, watch_stdin=watch_stdin)
+        await _run(settings, launcher, watch_stdin=watch_stdin)
     finally:
         lock.release()
 
 
-async def _run(settings: Settings, start_engine: StartEngine | None, *, watch_stdin: bool) -> None:
+async def _run(settings: Settings, launcher: Launcher | None, *, watch_stdin: bool) -> None:
     listener = _listen(settings.host, settings.port)
-    service = Service(settings, start_engine)
+    service = Service(settings, launcher)
     await service.restore()
     url = f"http://{_bracket(settings.host)}:{listener.getsockname()[1]}"
     app = build_app(service, on_start=lambda: _announce(settings, url))

@@ -8,7 +8,7 @@ from art_backend.base_models import context_length
 from art_backend.errors import BadRequestError
 from art_backend.inference.choice import choose_launcher
 from art_backend.inference.engine import Engine, Member
-from art_backend.inference.process import EngineProcess, EngineSettings, torch_engine
+from art_backend.inference.process import EngineProcess, EngineSettings, Launcher, torch_engine
 from art_backend.inference.router import EngineRouter, StartEngine, split_settings
 from art_backend.planning.architecture import read_architecture
 from art_backend.planning.memory import EMBEDDED_KV_BYTES, embedded_kv_bytes
@@ -24,27 +24,23 @@ class Engines:
     """One engine for each base model, and one for each fully fine-tuned model. Each is started when it is first needed.
 
     Args:
-        start_engine: Starts an engine of one process; ``None`` starts what the settings ask for.
+        launcher: How an engine is started; ``None`` starts what the settings ask for.
     """
 
-    def __init__(self, settings: Settings, start_engine: StartEngine | None = None) -> None:
+    def __init__(self, settings: Settings, launcher: Launcher | None = None) -> None:
         self._settings = settings
         self._hosts: dict[str, EngineHost] = {}
-        self._takes_any_rank = True
-        if start_engine is None:
-            launcher = choose_launcher(
-                settings.engine, vllm_python=settings.vllm_python, arguments=settings.engine_arguments
-            )
-            start_engine = partial(EngineProcess.start, launcher=launcher)
-            self._takes_any_rank = launcher is torch_engine
-        self._start_engine = start_engine
+        self._launcher = launcher or choose_launcher(
+            settings.engine, vllm_python=settings.vllm_python, arguments=settings.engine_arguments
+        )
 
     def host(self, spec: RegisterModel, path: Path, rank: int) -> EngineHost:
         """The engine that serves a model.
 
         Args:
             path: Directory of its base model.
-            rank: The largest that adapters on this base model have; vLLM keeps room and computes for it, whatever is loaded.
+            rank: The largest that adapters on this base model have. The embedded engine takes any; vLLM keeps room and
+                computes for it, whatever is loaded.
         """
         base_model = spec.base_model
         key = f"{base_model} {spec.project}/{spec.name}" if spec.full_finetune else base_model
@@ -55,7 +51,7 @@ class Engines:
                 max_model_len=self.limit(path),
                 max_num_seqs=self._settings.max_concurrent_sequences,
                 max_loras=0 if spec.full_finetune else EngineSettings.max_loras,
-                max_lora_rank=MAX_LORA_RANK if self._takes_any_rank else rank,
+                max_lora_rank=MAX_LORA_RANK if self._launcher is torch_engine else rank,
                 threads=self._settings.threads,
                 log_path=self._settings.log_dir / "engine.log",
                 start_timeout_s=self._settings.engine_start_timeout_s,
@@ -63,8 +59,9 @@ class Engines:
                 kv_cache_mib=_kv_cache_mib(path, self.limit(path)),
             )
             # vLLM replaces whole weights where it was asked for; the embedded engine does it for every model
-            embedded = spec.full_finetune and self._settings.engine == "auto" and not self._takes_any_rank
-            start = partial(self._start, EngineProcess.start if embedded else self._start_engine)
+            embedded = spec.full_finetune and self._settings.engine == "auto"
+            start_one = partial(EngineProcess.start, launcher=torch_engine if embedded else self._launcher)
+            start = partial(self._start, start_one)
             self._hosts[key] = EngineHost(settings, Gate(self._settings.hold_timeout_s), start)
         return self._hosts[key]
 

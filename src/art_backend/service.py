@@ -30,7 +30,7 @@ from art_backend.examples import ExampleFinder, tell_untrainable
 from art_backend.gateway.limits import ProjectLimits
 from art_backend.gateway.ports import Identity, ServedModel
 from art_backend.gateway.render import ChatRenderer
-from art_backend.inference.router import StartEngine
+from art_backend.inference.process import Launcher
 from art_backend.jobs import JobBoard
 from art_backend.orchestrator import StepRunner
 from art_backend.origins import begin
@@ -55,14 +55,14 @@ class Service:
     """Everything behind the HTTP port. Make it inside a running event loop; ``await close()`` ends its children.
 
     Args:
-        start_engine: Starts an engine; ``None`` starts what the settings ask for.
+        launcher: How an engine is started; ``None`` starts what the settings ask for.
         devices: Devices that the trainer could use; ``None`` asks the machine.
     """
 
     def __init__(
         self,
         settings: Settings,
-        start_engine: StartEngine | None = None,
+        launcher: Launcher | None = None,
         devices: tuple[Device, ...] | None = None,
     ) -> None:
         self.settings = settings
@@ -78,7 +78,7 @@ class Service:
         self.jobs = JobBoard(self.runs)
         self._device = asyncio.Lock()
         self._registering = asyncio.Lock()
-        self.engines = Engines(settings, start_engine)
+        self.engines = Engines(settings, launcher)
         self._policies: dict[tuple[str, str], ServedPolicy] = {}
         self._trainers: dict[tuple[str, str], TrainerProcess] = {}
         self._background: set[asyncio.Task[None]] = set()

@@ -8,7 +8,7 @@ from art.wire import TERMINAL_STATES, RegisterModel, TokenRow, TrainGroup, Train
 from art_backend import service as service_module
 from art_backend.devices import Device
 from art_backend.errors import BadRequestError, ConflictError, NotFoundError
-from art_backend.inference.process import EngineProcess, EngineSettings
+from art_backend.inference.process import EngineSettings, Launch
 from art_backend.process import ProcessDiedError
 from art_backend.service import Service
 from art_backend.settings import Settings
@@ -77,5 +77,5 @@ async def test_a_model_is_not_deleted_while_it_is_trained(tmp_path, tiny_model_p
     await service.close()
 
 
-async def _no_engine(settings: EngineSettings) -> EngineProcess:
+def _no_engine(settings: EngineSettings, port: int, api_key: str) -> Launch:
     raise ProcessDiedError("this test has no engine")
