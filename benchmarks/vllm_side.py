@@ -106,5 +106,5 @@ async def serve_vllm(base_model: str, python: Path, threads: int) -> AsyncIterat
 
 
 async def _appear(path: Path) -> None:
-    while not path.exists():
+    while not path.exists():  # noqa: ASYNC110, ASYNC240  another process makes it
         await asyncio.sleep(0.1)
