@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -58,9 +59,9 @@ def hold(name: str, value: float, *, unit: str, at_most: float, more_than: tuple
         more_than: Name and figure of the peer that ours may exceed by the bound.
     """
     if more_than is None:
-        return Row(name, value, None, "", unit, None, f"≤ {at_most:g} {unit}", value <= at_most)
+        return Row(name, value, None, "", unit, None, f"≤ {at_most:g}", value <= at_most)
     peer_name, peer = more_than
-    return Row(name, value, peer, peer_name, unit, value / peer, f"≤ {at_most:g} {unit} more", value - peer <= at_most)
+    return Row(name, value, peer, peer_name, unit, value / peer, f"≤ {at_most:g} more", value - peer <= at_most)
 
 
 def alternate(sides: Mapping[str, Callable[[], M]], rounds: int, describe: Callable[[M], str]) -> dict[str, list[M]]:
@@ -85,12 +86,20 @@ def measure_in_child(module: str, arguments: Sequence[str], environment: Mapping
 def report(rows: Sequence[Row], json_path: Path | None) -> None:
     """Print the table; write the rows where asked."""
     peers = list(dict.fromkeys(row.peer_name for row in rows if row.peer_name))
-    table = Table("", "ours", "peer", "unit", "ratio", "target", "", title=f"peer: {', '.join(peers)}")
+    table = Table(box=box.SIMPLE_HEAD, title=f"peer: {peers[0]}" if len(peers) == 1 else None)
+    for heading in ("", "ours", "peer", "unit", "ratio", "target", ""):
+        table.add_column(heading, justify="right" if heading in {"ours", "peer", "ratio"} else "left")
     for row in rows:
+        name = f"{row.name}, beside {row.peer_name}" if row.peer_name and len(peers) > 1 else row.name
         verdict = "" if not row.target else "ok" if row.ok else "missed"
-        peer = "" if row.peer is None else f"{row.peer:.4g}"
+        peer = "" if row.peer is None else _figure(row.peer)
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}×"
-        table.add_row(row.name, f"{row.ours:.4g}", peer, row.unit, ratio, row.target, verdict)
+        table.add_row(name, _figure(row.ours), peer, row.unit, ratio, row.target, verdict)
     Console().print(table)
     if json_path is not None:
         json_path.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+
+
+def _figure(value: float) -> str:
+    """Four digits of a figure, and all before the point."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
