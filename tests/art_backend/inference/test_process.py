@@ -112,3 +112,18 @@ async def test_a_missing_model_is_named(settings, tmp_path):
 async def test_a_start_without_progress_is_given_up(settings):
     with pytest.raises(DeadlineExceededError, match=r"nothing to its log for 0\.05 s"):
         await EngineProcess.start(EngineSettings(**{**vars(settings), "start_timeout_s": 0.05}))
+
+
+async def test_all_of_an_engine_s_computing_is_done_by_one_pool_of_threads(settings, tiny_model, tiny_adapter):
+    """A second pool would put the workers of both to sleep between operations (see ``model_thread``)."""
+    adapter = tiny_adapter("wide", r=64)
+    counts = []
+    for threads in (1, 5):
+        change = {"model_path": tiny_model("wide"), "threads": threads}
+        engine = await EngineProcess.start(EngineSettings(**{**vars(settings), **change}))
+        await engine.client.load_adapter("wide@1", adapter)
+        await engine.client.generate("wide@1", [i % 200 for i in range(400)], Sampling(max_tokens=4))
+        counts.append(psutil.Process(engine.pid).num_threads())
+        await engine.stop()
+    # four workers, and four of a pool that torch makes beside it for operators of mobile devices, and never uses
+    assert counts[1] - counts[0] <= 8

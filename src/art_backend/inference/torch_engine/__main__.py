@@ -17,6 +17,7 @@ import uvicorn
 from art_backend.inference.key_check.art_key_check import KEY_VARIABLE
 from art_backend.inference.torch_engine.attention import UnsupportedModelError
 from art_backend.inference.torch_engine.engine import Engine
+from art_backend.inference.torch_engine.model_thread import ModelThread
 from art_backend.inference.torch_engine.runner import ModelRunner
 from art_backend.inference.torch_engine.server import Deliveries, build_app
 
@@ -59,16 +60,21 @@ def main(argv: list[str]) -> None:
     if not api_key:
         raise SystemExit(f"Set {KEY_VARIABLE}: whoever reaches this server with its key can load weights.")
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    try:
-        runner = ModelRunner(
+
+    def load() -> ModelRunner:
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        return ModelRunner(
             options.model,
             dtype=choose_dtype(options.dtype, device),
             device=device,
             kv_cache_bytes=options.kv_cache_mib * 2**20,
             max_model_len=options.max_model_len,
         )
+
+    thread = ModelThread()
+    try:
+        runner = thread.submit(load).result()
     except (UnsupportedModelError, ValueError, OSError) as error:
         raise SystemExit(f"Cannot serve {options.model}: {error}") from error
     deliveries = Deliveries()
@@ -85,7 +91,7 @@ def main(argv: list[str]) -> None:
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
         deliveries.bind()
-        engine.start()
+        engine.start(thread)
         yield
 
     app = build_app(engine, api_key=api_key, lifespan=lifespan)

@@ -51,8 +51,23 @@ class Adapter:
     """By module path: ``A^T [in, r]`` and ``s · B^T [r, out]``."""
 
 
-def read_adapter(path: Path, *, max_rank: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Read a PEFT LoRA directory into ``Adapter.weights``, in fp32 on the CPU.
+@dataclass(frozen=True, slots=True, eq=False)
+class Matrices:
+    """One module's adapter as it was saved."""
+
+    a: Tensor
+    """``A [r, in]``"""
+    b: Tensor
+    """``B [out, r]``"""
+    scale: float
+
+    def prepare(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """``A^T`` and ``s · B^T``, on the device and in the type of ``like``."""
+        return self.a.T.to(like).contiguous(), (self.b.float().T * self.scale).to(like).contiguous()
+
+
+def read_adapter(path: Path, *, max_rank: int) -> dict[str, Matrices]:
+    """Read a PEFT LoRA directory, by module path. Nothing is computed (see ``model_thread``).
 
     Raises:
         AdapterError: Not a readable LoRA, or one with features that are not served.
@@ -70,7 +85,7 @@ def read_adapter(path: Path, *, max_rank: int) -> dict[str, tuple[Tensor, Tensor
         if field in config and config[field] not in harmless:
             raise AdapterError(f"{path / CONFIG_FILE}: {field}={config[field]!r} is not supported by this engine.")
     alpha_pattern: dict[str, float] = config.get("alpha_pattern") or {}
-    weights: dict[str, tuple[Tensor, Tensor]] = {}
+    weights: dict[str, Matrices] = {}
     for key in sorted(tensors):
         match = re.fullmatch(re.escape(_PREFIX) + r"(.+)\.lora_(A|B)\.weight", key)
         if match is None:
@@ -78,7 +93,7 @@ def read_adapter(path: Path, *, max_rank: int) -> dict[str, tuple[Tensor, Tensor
         if match[2] == "B":
             continue
         module = match[1]
-        a = tensors[key].float()
+        a = tensors[key]
         b = tensors.get(f"{_PREFIX}{module}.lora_B.weight")
         if b is None:
             raise AdapterError(f"{path / WEIGHTS_FILE}: {module} has lora_A but no lora_B.")
@@ -89,8 +104,7 @@ def read_adapter(path: Path, *, max_rank: int) -> dict[str, tuple[Tensor, Tensor
             (value for pattern, value in alpha_pattern.items() if re.fullmatch(rf"(.*\.)?({pattern})", module)),
             config["lora_alpha"],
         )
-        scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-        weights[module] = (a.T, b.float().T * scale)
+        weights[module] = Matrices(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
     if not weights:
         raise AdapterError(f"{path / WEIGHTS_FILE} holds no LoRA matrices.")
     return weights
@@ -110,21 +124,21 @@ class AdapterBank:
         self._model = model
         self.segments: list[Segment] = []
 
-    def prepare(self, weights: dict[str, tuple[Tensor, Tensor]]) -> dict[str, tuple[Tensor, Tensor]]:
-        """Check ``weights`` against the model, and bring them to its device and type.
+    def prepare(self, weights: dict[str, Matrices]) -> dict[str, tuple[Tensor, Tensor]]:
+        """Check ``weights`` against the model, and bring them into the form of ``Adapter.weights``.
 
         Raises:
             AdapterError: A module is missing, is not linear, or has another shape.
         """
         ready: dict[str, tuple[Tensor, Tensor]] = {}
-        for path, (a, b) in weights.items():
+        for path, own in weights.items():
             linear = self._linear(path)
-            if (a.shape[0], b.shape[1]) != (linear.in_features, linear.out_features):
+            if (own.a.shape[1], own.b.shape[0]) != (linear.in_features, linear.out_features):
                 raise AdapterError(
                     f"{path} is {linear.in_features} → {linear.out_features} in the base model, but the adapter's "
-                    f"matrices are {a.shape[0]} → {b.shape[1]}. Was it trained on another base model?"
+                    f"matrices are {own.a.shape[1]} → {own.b.shape[0]}. Was it trained on another base model?"
                 )
-            ready[path] = (a.to(linear.weight).contiguous(), b.to(linear.weight).contiguous())
+            ready[path] = own.prepare(linear.weight)
         return ready
 
     def wrap(self, paths: list[str]) -> None:

@@ -20,8 +20,9 @@ import torch
 
 from art_backend.grammar import StructureError
 from art_backend.inference.contract import GenerationDelta
-from art_backend.inference.torch_engine.adapters import Adapter, AdapterError, read_adapter
+from art_backend.inference.torch_engine.adapters import Adapter, AdapterError, Matrices, read_adapter
 from art_backend.inference.torch_engine.blocks import BlockCache
+from art_backend.inference.torch_engine.model_thread import ModelThread
 from art_backend.inference.torch_engine.runner import ModelRunner
 from art_backend.inference.torch_engine.sampler import Sampled, sample
 from art_backend.inference.torch_engine.scheduler import Scheduler
@@ -98,9 +99,9 @@ class Engine:
 
     # --- called from other threads -------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Start the model thread."""
-        threading.Thread(target=self._run, name="model", daemon=True).start()
+    def start(self, thread: ModelThread) -> None:
+        """Run the model loop in ``thread``, which must be the one that loaded the model."""
+        thread.submit(self._run)
 
     def find_adapter(self, model: str) -> Adapter | None:
         """The adapter served as ``model``; ``None`` for the base model.
@@ -281,7 +282,7 @@ class Engine:
     def _in_use(self, adapter: Adapter) -> bool:
         return any(s.adapter is adapter for s in (*self.scheduler.running, *self.scheduler.waiting, *self._held))
 
-    def _install(self, name: str, path: Path, weights: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def _install(self, name: str, path: Path, weights: dict[str, Matrices]) -> None:
         if name == self.served_name or name in self.adapters:
             raise NameTakenError(f"The name {name!r} is taken. Load a new version under a new name.")
         if len(self.adapters) >= self.max_loras:

@@ -60,7 +60,8 @@ def test_scale_is_alpha_over_rank_or_over_its_root(adapter):
     key = "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
     for rslora, scale in ((False, 8 / 4), (True, 8 / 2)):
         change_config(adapter, use_rslora=rslora)
-        _, b = read_adapter(adapter, max_rank=8)["model.layers.0.mlp.up_proj"]
+        a, b = read_adapter(adapter, max_rank=8)["model.layers.0.mlp.up_proj"].prepare(torch.empty(0))
+        assert torch.equal(a, raw[key.replace("lora_B", "lora_A")].T)
         assert torch.allclose(b, raw[key].T * scale)
 
 

@@ -105,12 +105,13 @@ import time
 from pathlib import Path
 import torch
 from art_backend.inference.torch_engine.engine import Engine
+from art_backend.inference.torch_engine.model_thread import ModelThread
 from art_backend.inference.torch_engine.runner import ModelRunner
 runner = ModelRunner(Path({str(tiny_model("llama"))!r}), dtype=torch.float32, device=torch.device("cpu"),
                      kv_cache_bytes=2**24, max_model_len=64)
 engine = Engine(runner, served_name="base", max_num_seqs=2, token_budget=8, max_loras=1, max_lora_rank=8,
                 publish=lambda outputs: None)
-engine.start()
+engine.start(ModelThread())
 engine.call(lambda: 1 / 0)
 time.sleep(60)
 """
