@@ -32,6 +32,10 @@ BARE_NAME = "art-base-without-adapter"
 GPU_MEMORY_SHARE = 0.9
 """Of the device's memory, for weights and KV cache while the engine is awake."""
 
+CPU_BLOCK = 32
+"""Tokens of a block of the KV cache on a CPU, the fewest that its kernels like. Of a prompt that was seen before, all but the last
+block is found; with vLLM's own 128 an agent's short turns would be computed again."""
+
 KEEP_ALIVE_S = 600
 """Longer than any client of ours keeps an idle connection."""
 
@@ -161,7 +165,7 @@ def _launch(
         argv += ["--tensor-parallel-size", str(len(settings.devices))] if len(settings.devices) > 1 else []
     else:
         argv += ["--kv-cache-memory-bytes", str(settings.kv_cache_mib * 2**20)]
-        argv += ["--distributed-executor-backend", "uni"]
+        argv += ["--distributed-executor-backend", "uni", "--block-size", str(CPU_BLOCK)]
     if installation.device == "cpu" and adapted:
         zero = write_zero_adapter(
             settings.model_path, settings.log_path.with_name(f"{settings.log_path.stem}-zero-adapter")

@@ -56,6 +56,7 @@ def test_arguments_follow_the_model(settings):
     assert given["--max-num-seqs"] == "7"
     assert given["--max-lora-rank"] == "32"  # the next that vLLM takes
     assert given["--kv-cache-memory-bytes"] == str(64 * 2**20)
+    assert given["--block-size"] == "32"
     assert given["--logprobs-mode"] == "processed_logprobs"
     assert "--skip-tokenizer-init" not in given
     assert launch.defaults["OMP_NUM_THREADS"] == "2"
@@ -74,7 +75,7 @@ def test_on_a_device_it_can_sleep_and_serves_the_base_model_itself(settings):
     assert given["--enable-sleep-mode"] is True
     assert given["--served-model-name"] == "org/base"
     assert (given["--max-loras"], given["--max-cpu-loras"]) == ("2", "5")
-    assert "--kv-cache-memory-bytes" not in given
+    assert not {"--kv-cache-memory-bytes", "--block-size"} & given.keys()
 
 
 def test_on_a_cpu_the_base_model_is_an_adapter_that_changes_nothing(settings):
