@@ -6,7 +6,8 @@
 tokens between them. They go over HTTP, each rollout on its own, and sample from an adapter of rank 8, as in training: on the
 embedded engine, on vLLM itself, and through our gateway over the same vLLM. Both engines are also asked for the model without
 an adapter. ``generate`` gets that, too, and all rollouts of a turn as one batch without padding, with its KV cache. All compute
-in bf16, with the same threads and environment, and sample at temperature 1. Loading and a warm-up are not timed.
+in bf16, with the same threads and environment, and sample at temperature 1. Loading and a warm-up are not timed; the
+sides are measured in turn, three times.
 
 Then 50 versions of an adapter are published while agents talk, on both engines; and the embedded engine alone gets a load in
 the shape of an agent with short turns: 128 conversations with 400 tokens of history, each turn 60 new tokens and 2 sampled ones.
@@ -14,6 +15,8 @@ the shape of an agent with short turns: 128 conversations with 400 tokens of his
 
 import argparse
 import asyncio
+import contextlib
+import itertools
 import json
 import random
 import sys
@@ -27,9 +30,9 @@ from typing import Any, TypeVar
 from art_backend.inference.contract import Sampling
 from art_backend.inference.process import CPU_ENVIRONMENT, EngineProcess, EngineSettings
 from art_backend.inference.vllm import BARE_NAME
-from benchmarks.harness import Row, alternate, compare, console, hold, measure_in_child, report
+from benchmarks.harness import Row, compare, console, hold, measure_in_child, report
 from benchmarks.swaps import SWAPS, Swaps, measure_swaps, save_versions
-from benchmarks.vllm_side import VLLM_PYTHON, serve_vllm
+from benchmarks.vllm_side import VLLM_PYTHON, VllmService, serve_vllm
 
 T = TypeVar("T")
 
@@ -138,18 +141,14 @@ async def measure_agents(engine: EngineProcess) -> str:
     return f"{requests / seconds:.0f} requests/s, {computed / seconds:.0f} new prompt tokens/s"
 
 
-def on_embedded(model: Path, threads: int, measure: Callable[[EngineProcess], Awaitable[T]]) -> T:
+async def on_embedded(model: Path, threads: int, measure: Callable[[EngineProcess], Awaitable[T]]) -> T:
     """Measure on an embedded engine of its own."""
-
-    async def run() -> T:
-        with tempfile.TemporaryDirectory() as log_dir:
-            engine = await start_engine(model, threads, log_dir)
-            try:
-                return await measure(engine)
-            finally:
-                await engine.stop()
-
-    return asyncio.run(run())
+    with tempfile.TemporaryDirectory() as log_dir:
+        engine = await start_engine(model, threads, log_dir)
+        try:
+            return await measure(engine)
+        finally:
+            await engine.stop()
 
 
 async def measure_ours(engine: EngineProcess, adapter: Path | None = None) -> Measurement:
@@ -167,29 +166,21 @@ async def measure_ours(engine: EngineProcess, adapter: Path | None = None) -> Me
     return await measure_rollouts(sample, count_computed)
 
 
-async def measure_vllm(
-    model: Path, python: Path, threads: int, rounds: int, versions: Sequence[Path]
-) -> tuple[dict[str, list[Measurement]], Swaps]:
-    """Rollouts on vLLM itself and through the gateway, in turn, on the same server; then new versions."""
-    results: dict[str, list[Measurement]] = {VLLM: [], GATEWAY: [], BARE: []}
-    async with serve_vllm(str(model), python, threads) as service:
-        for i in range(rounds):
-            for at, (side, measured) in enumerate(results.items()):
-                keys = [await service.rollout_key() for _ in range(GROUPS * MEMBERS)] if side == GATEWAY else []
-                name = BARE_NAME if side == BARE else service.base_model
+async def measure_vllm(service: VllmService, side: str, seed: int) -> Measurement:
+    """Rollouts on vLLM itself, with or without an adapter, or through the gateway.
 
-                async def sample(
-                    number: int, history: list[int], keys: list[str] = keys, name: str = name
-                ) -> list[int]:
-                    if keys:
-                        return await service.complete(history, SAMPLED, keys[number])
-                    return await service.ask_engine(history, SAMPLED, name)
+    Args:
+        seed: Of the prompts; another one each time, since the server's prefix cache knows those of before.
+    """
+    keys = [await service.rollout_key() for _ in range(GROUPS * MEMBERS)] if side == GATEWAY else []
+    name = BARE_NAME if side == BARE else service.base_model
 
-                # prompts of their own, which no prefix cache knows
-                measured.append(await measure_rollouts(sample, service.count_computed, seed=100 + 3 * i + at))
-                console.print(f"{side} {i + 1}/{rounds}: {measured[-1].describe()}")
-        swaps = await measure_swaps(service.engine, versions)
-    return results, swaps
+    async def sample(number: int, history: list[int]) -> list[int]:
+        if keys:
+            return await service.complete(history, SAMPLED, keys[number])
+        return await service.ask_engine(history, SAMPLED, name)
+
+    return await measure_rollouts(sample, service.count_computed, seed)
 
 
 def measure_peer(model_path: Path, threads: int) -> Measurement:
@@ -225,6 +216,46 @@ def measure_peer(model_path: Path, threads: int) -> Measurement:
     return Measurement(time.perf_counter() - begin, prefilled)
 
 
+async def measure_all(
+    model: Path, threads: int, vllm_python: Path, *, quick: bool
+) -> tuple[dict[str, list[Measurement]], dict[str, Swaps]]:
+    """All sides in turn, then new versions on each engine; vLLM waits idle while others are measured."""
+    seeds = itertools.count(100)
+    peer_arguments = ["--side", "peer", "--model", str(model), "--threads", str(threads)]
+
+    async def measure_generate() -> Measurement:
+        found = await asyncio.to_thread(measure_in_child, "benchmarks.inference", peer_arguments, CPU_ENVIRONMENT)
+        return Measurement(**found)
+
+    async with contextlib.AsyncExitStack() as stack:
+        versions = save_versions(model, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        sides: dict[str, Callable[[], Awaitable[Measurement]]] = {
+            OURS: lambda: on_embedded(model, threads, lambda engine: measure_ours(engine, versions[0])),
+            OURS_BARE: lambda: on_embedded(model, threads, measure_ours),
+        }
+        swaps = {OURS: lambda: on_embedded(model, threads, lambda engine: measure_swaps(engine.client, versions))}
+        if not quick:
+            service = await stack.enter_async_context(serve_vllm(str(model), vllm_python, threads))
+            sides[VLLM] = lambda: measure_vllm(service, VLLM, next(seeds))
+            sides[GATEWAY] = lambda: measure_vllm(service, GATEWAY, next(seeds))
+            sides[BARE] = lambda: measure_vllm(service, BARE, next(seeds))
+            swaps[VLLM] = lambda: measure_swaps(service.engine, versions)
+        sides[PEER] = measure_generate
+        results: dict[str, list[Measurement]] = {side: [] for side in sides}
+        rounds = 1 if quick else 3
+        for i in range(rounds):
+            for side, measure in sides.items():
+                results[side].append(await measure())
+                console.print(f"{side} {i + 1}/{rounds}: {results[side][-1].describe()}")
+        swapped: dict[str, Swaps] = {}
+        for side, measure_side in swaps.items():
+            swapped[side] = await measure_side()
+            console.print(f"{side}: {swapped[side].describe()}")
+    agents = await on_embedded(model, threads, measure_agents)
+    console.print(f"short turns, {AGENTS} conversations: {agents}")
+    return results, swapped
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.inference", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round, and without vLLM; ends within six minutes")
@@ -246,27 +277,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(
             f"No vLLM at {options.vllm_python}. Install its CPU build with: make vllm; or leave it out with --quick"
         )
-    rounds = 1 if options.quick else 3
-    peer_arguments = ["--side", "peer", "--model", str(model), "--threads", str(threads)]
-    with tempfile.TemporaryDirectory() as directory:
-        versions = save_versions(model, Path(directory))
-        results = alternate(
-            {
-                OURS: lambda: on_embedded(model, threads, lambda engine: measure_ours(engine, versions[0])),
-                OURS_BARE: lambda: on_embedded(model, threads, measure_ours),
-                PEER: lambda: Measurement(**measure_in_child("benchmarks.inference", peer_arguments, CPU_ENVIRONMENT)),
-            },
-            rounds=rounds,
-            describe=Measurement.describe,
-        )
-        swaps = on_embedded(model, threads, lambda engine: measure_swaps(engine.client, versions))
-        console.print(f"{OURS}: {swaps.describe()}")
-        swapped = {OURS: swaps}
-        if not options.quick:
-            by_vllm, swapped[VLLM] = asyncio.run(measure_vllm(model, options.vllm_python, threads, rounds, versions))
-            results |= by_vllm
-            console.print(f"{VLLM}: {swapped[VLLM].describe()}")
-    console.print(f"short turns, {AGENTS} conversations: {on_embedded(model, threads, measure_agents)}")
+    results, swapped = asyncio.run(measure_all(model, threads, options.vllm_python, quick=options.quick))
     speeds = {side: [m.tokens_per_s for m in measured] for side, measured in results.items()}
     computed = {side: [m.prefilled for m in measured] for side, measured in results.items()}
 
