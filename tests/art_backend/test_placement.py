@@ -16,6 +16,7 @@ from art_backend.devices import Device
 from art_backend.engines import Engines
 from art_backend.errors import BadRequestError
 from art_backend.inference.contract import Sampling
+from art_backend.inference.process import Launch
 from art_backend.placement import Placement, parse_device_list
 from art_backend.service import Service
 from art_backend.settings import Settings
@@ -85,6 +86,14 @@ def test_the_cache_has_room_for_a_sequence_of_full_length(tmp_path, tiny_model_p
         for path in (tmp_path, tiny_model_path)
     ]
     assert sizes == [4096 + 8, 1024]  # 32,768 + 64 tokens of 128 KiB
+
+
+def test_an_engine_that_computes_for_the_largest_rank_gets_the_registered_one(tmp_path, tiny_model_path):
+    settings = Settings(path=tmp_path, api_key="k", engine="torch")
+    spec = RegisterModel(project="p", name="m", base_model=str(tiny_model_path))
+    other = Engines(settings, lambda settings, port, key: Launch("other", []))
+    ranks = [engines.host(spec, tiny_model_path, 16).settings.max_lora_rank for engines in (other, Engines(settings))]
+    assert ranks == [16, 512]
 
 
 async def test_two_replicas_and_a_trainer_with_devices_of_their_own(tmp_path, tiny_model_path):
