@@ -22,7 +22,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from art_backend.inference.contract import Sampling
 from art_backend.inference.process import CPU_ENVIRONMENT, EngineProcess, EngineSettings
 from art_backend.inference.vllm import BARE_NAME
-from benchmarks.harness import Row, compare, console, hold, measure_in_child, report
+from benchmarks.harness import Row, alternate, compare, console, hold, measure_in_child, report
 from benchmarks.swaps import SWAPS, Swaps, measure_swaps, save_versions
 from benchmarks.vllm_side import VLLM_PYTHON, VllmService, serve_vllm
 
@@ -222,34 +222,29 @@ async def measure_all(
     """All sides in turn, then new versions on each engine; vLLM waits idle while others are measured."""
     seeds = itertools.count(100)
     peer_arguments = ["--side", "peer", "--model", str(model), "--threads", str(threads)]
+    loop = asyncio.get_running_loop()
 
-    async def measure_generate() -> Measurement:
-        found = await asyncio.to_thread(measure_in_child, "benchmarks.inference", peer_arguments, CPU_ENVIRONMENT)
-        return Measurement(**found)
+    def wait(measuring: Coroutine[Any, Any, Measurement]) -> Measurement:
+        return asyncio.run_coroutine_threadsafe(measuring, loop).result()
 
     async with contextlib.AsyncExitStack() as stack:
         versions = save_versions(model, Path(stack.enter_context(tempfile.TemporaryDirectory())))
-        sides: dict[str, Callable[[], Awaitable[Measurement]]] = {
-            OURS: lambda: on_embedded(model, threads, lambda engine: measure_ours(engine, versions[0])),
-            OURS_BARE: lambda: on_embedded(model, threads, measure_ours),
+        sides: dict[str, Callable[[], Measurement]] = {
+            OURS: lambda: wait(on_embedded(model, threads, lambda engine: measure_ours(engine, versions[0]))),
+            OURS_BARE: lambda: wait(on_embedded(model, threads, measure_ours)),
         }
         swaps = {OURS: lambda: on_embedded(model, threads, lambda engine: measure_swaps(engine.client, versions))}
         if not quick:
             service = await stack.enter_async_context(serve_vllm(str(model), vllm_python, threads))
-            sides[VLLM] = lambda: measure_vllm(service, VLLM, next(seeds))
-            sides[GATEWAY] = lambda: measure_vllm(service, GATEWAY, next(seeds))
-            sides[BARE] = lambda: measure_vllm(service, BARE, next(seeds))
+            sides[VLLM] = lambda: wait(measure_vllm(service, VLLM, next(seeds)))
+            sides[GATEWAY] = lambda: wait(measure_vllm(service, GATEWAY, next(seeds)))
+            sides[BARE] = lambda: wait(measure_vllm(service, BARE, next(seeds)))
             swaps[VLLM] = lambda: measure_swaps(service.engine, versions)
-        sides[PEER] = measure_generate
-        results: dict[str, list[Measurement]] = {side: [] for side in sides}
-        rounds = 1 if quick else 3
-        for i in range(rounds):
-            for side, measure in sides.items():
-                results[side].append(await measure())
-                console.print(f"{side} {i + 1}/{rounds}: {results[side][-1].describe()}")
+        sides[PEER] = lambda: Measurement(**measure_in_child("benchmarks.inference", peer_arguments, CPU_ENVIRONMENT))
+        results = await asyncio.to_thread(alternate, sides, 1 if quick else 3, Measurement.describe)
         swapped: dict[str, Swaps] = {}
-        for side, measure_side in swaps.items():
-            swapped[side] = await measure_side()
+        for side, measure in swaps.items():
+            swapped[side] = await measure()
             console.print(f"{side}: {swapped[side].describe()}")
     agents = await on_embedded(model, threads, measure_agents)
     console.print(f"short turns, {AGENTS} conversations: {agents}")
