@@ -244,7 +244,8 @@ class Tree:
         """Turns that end within a text, by the bytes before their end, and the place at its end."""
         state = hashlib.blake2b(text.kind, digest_size=16)
         done, ends = 0, list[tuple[int, Turn]]()
-        for end in sorted(end for end in self._text_ends if end <= len(text.content)):
+        known = self._text_ends.copy()  # at once: another thread may commit meanwhile
+        for end in sorted(end for end in known if end <= len(text.content)):
             state.update(text.content[done:end])
             done = end
             if turn := self._ends.get(state.digest()):

@@ -1,8 +1,14 @@
 """Completions through the official SDK: text and ids."""
 
+import sys
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+
 import openai
 import pytest
 from tests.support.scripted_engine import logprob_of
+
+from art_backend.gateway.tree import PlainText, Tree, Turn
 
 
 async def test_a_text_that_grows_keeps_the_served_ids(gateway):
@@ -116,3 +122,24 @@ async def test_text_of_a_restarted_service_goes_on(gateway):
     await client.completions.create(model="m", prompt=f"Where{first.choices[0].text}!")
     assert len(gateway.captures.rows(rollout).rows) == 1
     gateway.check(rollout)
+
+
+def test_a_text_is_placed_while_another_thread_commits():
+    tree, text = Tree(), PlainText(b"text", b"x", lambda text, beginning: [1])
+    base = tree.place_text(text)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            commits = pool.submit(_commit_texts, tree, base, 20_000)
+            while not commits.done():
+                assert tree.known_text(text) == 0
+            commits.result()
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def _commit_texts(tree, prompt, number):
+    for end in range(2, number):
+        message = {"role": "completion", "content": "", "end": end, "silent": 0}
+        tree.add(Turn(str(end), prompt, array("i"), array("d"), end.to_bytes(16), message, 0, {}, None, "stop"))
