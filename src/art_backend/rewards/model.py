@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from art.wire.rewards import Conversation, PreferencePair, RewardReport, TrainReward
 from art_backend.base_models import find_base_model
+from art_backend.compute import choose_device
 from art_backend.errors import BadRequestError, NotFoundError
 from art_backend.rewards.pairs import split_examples, split_pairs
 from art_backend.rewards.report import build_report, fit_temperature
@@ -37,7 +38,7 @@ class LoadedReward:
         self.max_length: int = stored["max_length"]
         self.report = RewardReport.model_validate(stored["report"])
         self._tokenizer: Any = AutoTokenizer.from_pretrained(path)
-        self._model: Any = AutoModelForSequenceClassification.from_pretrained(path).to(device()).eval()
+        self._model: Any = AutoModelForSequenceClassification.from_pretrained(path).to(choose_device()).eval()
 
     def score(self, conversations: Sequence[Conversation], batch_tokens: int) -> list[float]:
         """Calibrated scores, in order.
@@ -55,10 +56,6 @@ class LoadedReward:
                 )
         raw = score_rows(self._model, rows, self._tokenizer.pad_token_id, batch_tokens)
         return [score / self.report.temperature for score in raw]
-
-
-def device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def tokenise(tokenizer: Any, conversation: Conversation) -> list[int]:
@@ -158,7 +155,7 @@ def _fit(model: Any, tokenizer: Any, pairs: Sequence[_Pair], spec: TrainReward) 
     from trl.trainer.reward_config import RewardConfig
     from trl.trainer.reward_trainer import RewardTrainer
 
-    on_gpu = torch.cuda.is_available()
+    on_gpu = choose_device().type == "cuda"
     columns = {"chosen_ids": [better for better, _ in pairs], "rejected_ids": [worse for _, worse in pairs]}
     peft_config: Any = None
     if spec.lora_rank is not None:

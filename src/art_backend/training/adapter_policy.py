@@ -12,12 +12,13 @@ from peft.utils.save_and_load import get_peft_model_state_dict
 from transformers import PreTrainedModel
 
 from art.wire import LoraSpec
+from art_backend.compute import choose_device, choose_dtype
 from art_backend.errors import ModelNotAvailableError
 from art_backend.training import unsloth
 from art_backend.training.attention import Kind
 from art_backend.training.fused import fuse
 from art_backend.training.lora import FusedLoraLinear
-from art_backend.training.policy import Policy, choose_attention, choose_device, choose_dtype, load_base
+from art_backend.training.policy import Policy, choose_attention, load_base
 from art_backend.training.types import Precision
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

@@ -10,9 +10,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from art_backend.compute import choose_device, choose_dtype
 from art_backend.errors import ModelNotAvailableError
 from art_backend.training.attention import Kind
-from art_backend.training.policy import Policy, choose_attention, choose_device, choose_dtype, load_base
+from art_backend.training.policy import Policy, choose_attention, load_base
 from art_backend.training.types import Precision
 
 WEIGHTS = "model.safetensors"

@@ -30,9 +30,19 @@ class Parking:
         Args:
             frozen: The same tensors each time. Some may share storages.
             changing: Those that have another content each time.
+
+        Raises:
+            ValueError: A tensor's memory is not its own, such as a view of a mapped file. Nothing was moved.
         """
         if self._away:
             return
+        frozen, changing = list(frozen), list(changing)
+        for tensor in (*frozen, *changing):
+            if not tensor.untyped_storage().resizable():
+                raise ValueError(
+                    f"A tensor of shape {list(tensor.shape)} cannot leave the {tensor.device.type}: its memory belongs to a file or"
+                    " to another library. Clone it first."
+                )
         self._frozen = self._frozen or _copy(frozen)
         self._away = self._frozen + _copy(changing)
         for place in self._away:

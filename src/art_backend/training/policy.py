@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from art_backend.compute import own_memory
 from art_backend.errors import ModelNotAvailableError
 from art_backend.training.attention import IMPLEMENTATIONS, Kind, attention_arguments
 from art_backend.training.packing import Pack
-from art_backend.training.types import Precision
 
 _LOGIT_CHANGES = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
 """Configuration keys of models that change their logits after the head, and the value at which nothing changes."""
@@ -139,24 +139,9 @@ class Policy(ABC):
                 parameter.copy_(self._views[name])
 
 
-def choose_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def choose_attention(attention: Kind | None, device: torch.device) -> Kind:
     """``None`` takes the fastest of the device."""
     return attention or ("flex" if device.type == "cuda" else "branches")
-
-
-def choose_dtype(precision: Precision, device: torch.device) -> torch.dtype:
-    """The type of the computation."""
-    if precision != "auto":
-        return torch.bfloat16 if precision == "bfloat16" else torch.float32
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    capabilities = torch.cpu.get_capabilities()
-    fast = capabilities.get("avx512_bf16", False) or capabilities.get("amx_bf16", False)
-    return torch.bfloat16 if fast else torch.float32
 
 
 def _adder(total: Tensor):
@@ -180,6 +165,7 @@ def load_base(path: Path, dtype: torch.dtype, attention: Kind, device: torch.dev
         raise ModelNotAvailableError(
             f"The base model at {path} cannot be loaded: {error}", param="base_model"
         ) from error
+    own_memory(model)
     return model
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tests.support.tiny import build_tiny_model
 
 from art.wire import LoraSpec
@@ -33,15 +34,32 @@ def test_tensors_stay_the_objects_that_they_were():
         assert view.tolist() == [step, step]
 
 
+def test_memory_that_belongs_to_a_file_is_refused_before_anything_is_moved(tmp_path):
+    save_file({"mapped": torch.ones(2, 3)}, tmp_path / "file.safetensors")
+    mapped, own = load_file(tmp_path / "file.safetensors")["mapped"], torch.ones(4)
+    parking = Parking()
+    with pytest.raises(ValueError, match=r"shape \[2, 3\] cannot leave the cpu.*Clone it"):
+        parking.leave([own, mapped], [])
+    parking.come_back()
+    assert own.tolist() == [1, 1, 1, 1]
+
+
 @pytest.mark.parametrize("full", [False, True])
-def test_a_model_trains_on_as_if_it_had_never_left(full, tmp_path):
-    """Three updates with a rest after each give the same weights as three without, to the last bit."""
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_a_model_trains_on_as_if_it_had_never_left(precision, full, tmp_path):
+    """Three updates with a rest after each give the same weights as three without, to the last bit.
+
+    The file is float32: computing in it converts nothing, so the weights would be views of the mapped file.
+    """
     path = build_tiny_model(tmp_path / "base")
-    assert torch.equal(_train(path, full, rest=True), _train(path, full, rest=False))
+    assert torch.equal(_train(path, full, precision, rest=True), _train(path, full, precision, rest=False))
 
 
-def _train(path, full, rest):
-    policy = FullPolicy(path) if full else AdapterPolicy(path, LoraSpec(rank=4))
+def _train(path, full, precision, rest):
+    if full:
+        policy = FullPolicy(path, precision=precision)
+    else:
+        policy = AdapterPolicy(path, LoraSpec(rank=4), precision=precision)
     loaded = Loaded(policy, FlatAdamW(policy.weights), TrainerState(step=0, base_model="b"))
     pack = plain_pack(torch.arange(20).numpy())
     for _ in range(3):

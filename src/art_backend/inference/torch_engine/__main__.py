@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import uvicorn
 
+from art_backend.compute import DTYPES, choose_device, choose_dtype
+from art_backend.errors import ServiceError
 from art_backend.inference.key_check.art_key_check import KEY_VARIABLE
 from art_backend.inference.torch_engine.attention import UnsupportedModelError
 from art_backend.inference.torch_engine.engine import Engine
@@ -23,7 +25,6 @@ from art_backend.inference.torch_engine.server import Deliveries, build_app
 
 KEEP_ALIVE_S = 600
 """Longer than any client of ours keeps an idle connection."""
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -45,21 +46,12 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """``auto`` is bf16 on an accelerator and on CPUs that multiply it natively, else fp32."""
-    if name != "auto":
-        return DTYPES[name]
-    cpu = torch.cpu.get_capabilities()
-    native = device.type != "cpu" or cpu.get("avx512_bf16") or cpu.get("amx_bf16")
-    return torch.bfloat16 if native else torch.float32
-
-
 def main(argv: list[str]) -> None:
     options = parse_arguments(argv)
     api_key = os.environ.get(KEY_VARIABLE, "")
     if not api_key:
         raise SystemExit(f"Set {KEY_VARIABLE}: whoever reaches this server with its key can load weights.")
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = torch.device(options.device) if options.device else choose_device()
 
     def load() -> ModelRunner:
         if options.threads:
@@ -75,7 +67,7 @@ def main(argv: list[str]) -> None:
     thread = ModelThread()
     try:
         runner = thread.submit(load).result()
-    except (UnsupportedModelError, ValueError, OSError) as error:
+    except (UnsupportedModelError, ServiceError, ValueError, OSError) as error:
         raise SystemExit(f"Cannot serve {options.model}: {error}") from error
     deliveries = Deliveries()
     engine = Engine(

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from art_backend import exact
+from art_backend.compute import own_memory
 from art_backend.inference.torch_engine import attention
 from art_backend.inference.torch_engine.adapters import Adapter, AdapterBank, Segment
 from art_backend.inference.torch_engine.attention import AttentionStep, ProbeStep, UnsupportedModelError
@@ -64,6 +65,7 @@ class ModelRunner:
         model: Any = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, attn_implementation=attention.IMPLEMENTATION
         )
+        own_memory(model)
         self._model = model.to(device).eval().requires_grad_(False)
         self._model.set_output_embeddings(ExactHead(self._model.get_output_embeddings()))
         self.adapters = AdapterBank(self._model)
