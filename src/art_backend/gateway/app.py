@@ -99,14 +99,21 @@ def build_gateway(
         return parse_body(await _read_body(request))
 
     async def list_models(request: Request, rollout: str | None = None) -> Response:
-        """The models that this key opens."""
+        """The models that this key opens, as OpenAI and Anthropic list them."""
         try:
-            names = directory.list_names(identify_request(request, rollout))
+            models = [_describe(name) for name in directory.list_names(identify_request(request, rollout))]
         except ServiceError as error:
-            return ErrorResponse(CHAT, error)
-        return JSONResponse(
-            {"object": "list", "data": [{"id": n, "object": "model", "created": 0, "owned_by": "art"} for n in names]}
-        )
+            return ErrorResponse(_surface_of(request), error)
+        ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]} if models else {}
+        return JSONResponse({"object": "list", "data": models, "has_more": False, **ends})
+
+    async def retrieve_model(request: Request, model: str, rollout: str | None = None) -> Response:
+        """One model that this key opens."""
+        try:
+            directory.resolve(identify_request(request, rollout), model)
+        except ServiceError as error:
+            return ErrorResponse(_surface_of(request), error)
+        return JSONResponse(_describe(model))
 
     async def count_tokens(request: Request, rollout: str | None = None) -> Response:
         """Anthropic's count of tokens: how long the prompt of a message would be. Nothing is sampled or captured."""
@@ -126,7 +133,25 @@ def build_gateway(
             router.add_api_route(f"{prefix}/{path}", count_tokens, methods=["POST"], openapi_extra=extra)
         add_stored_responses(router, prefix, taker, identify_request, read_object, keep_alive_s)
         router.add_api_route(f"{prefix}/models", list_models, methods=["GET"])
+        router.add_api_route(f"{prefix}/models/{{model:path}}", retrieve_model, methods=["GET"])
     return router
+
+
+def _describe(name: str) -> dict[str, Any]:
+    """A model in the fields of both protocols. When it was made is not known, for which both use the epoch."""
+    openai = {"id": name, "object": "model", "created": 0, "owned_by": "art"}
+    return {
+        **openai,
+        "type": "model",
+        "display_name": name,
+        "created_at": "1970-01-01T00:00:00Z",
+        "lifecycle": "active",
+    }
+
+
+def _surface_of(request: Request) -> Surface:
+    """The protocol of a route that two protocols share: Anthropic's clients always send their version."""
+    return MESSAGES if "anthropic-version" in request.headers else CHAT
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:

@@ -265,14 +265,6 @@ async def test_a_rollout_in_the_url_needs_its_own_key_or_the_services(gateway):
             await gateway.client(key, rollout=info.id).chat.completions.create(model="m", messages=HELLO)
 
 
-async def test_x_api_key_opens_too_and_models_are_listed(gateway):
-    info = gateway.rollout()
-    async with httpx.AsyncClient(base_url=gateway.url) as http:
-        answer = await http.get("/v1/models", headers={"x-api-key": info.api_key})
-        assert [model["id"] for model in answer.json()["data"]] == ["m"]
-        assert (await http.get("/v1/models")).status_code == 401
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_turn_is_on_disk_before_the_end_of_its_answer(gateway, tmp_path, stream):
     """As another process sees it; a stream's words come before, since it is not a turn yet."""
