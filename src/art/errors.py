@@ -244,6 +244,7 @@ class MissingExtraError(ARTError, ImportError):
 
 _BY_CODE: dict[ErrorCode, type[BackendError]] = {
     ErrorCode.BAD_REQUEST: BadRequestError,
+    ErrorCode.CONTEXT_LENGTH_EXCEEDED: BadRequestError,
     ErrorCode.UNAUTHORIZED: UnauthorizedError,
     ErrorCode.FORBIDDEN: ForbiddenError,
     ErrorCode.NOT_FOUND: NotFoundError,

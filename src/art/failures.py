@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 
 from art.errors import INFRASTRUCTURE_CODES, BackendDiedError, BackendError, BackendUnreachableError
+from art.wire import ErrorCode
 
 _service_urls: set[str] = set()
 
@@ -19,6 +20,14 @@ def remember_service(url: str) -> None:
 def is_service_failure(error: BaseException) -> bool:
     """Whether ``error``, or what caused it, says that the engine or the gateway is broken."""
     return any(_says_broken(one) for one in _chain(error))
+
+
+def is_context_overflow(error: BaseException) -> bool:
+    """Whether ``error``, or what caused it, says that a prompt outgrew the model's context: an episode's normal end."""
+    from openai import APIError
+
+    known = (one for one in _chain(error) if isinstance(one, (APIError, BackendError)))
+    return any(one.code == ErrorCode.CONTEXT_LENGTH_EXCEEDED for one in known)
 
 
 def _says_broken(error: BaseException) -> bool:

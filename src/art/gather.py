@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
-from art.failures import is_service_failure
+from art.failures import is_context_overflow, is_service_failure
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -74,21 +74,21 @@ class GatherContext:
         if self.pbar is None:
             return
         shown = dict(list(self._means().items())[: self.max_metrics])
-        if self.metric_sums.get("exceptions"):
-            shown["exceptions"] = self.metric_sums["exceptions"]
+        shown |= {name: self.metric_sums[name] for name in ("exceptions", "truncated") if self.metric_sums.get(name)}
         self.pbar.set_postfix(shown)  # pyright: ignore[reportUnknownMemberType]
         if self.increment_pbar:
             self.pbar.update(n)
 
     def record_failure(self, error: BaseException) -> None:
-        """Count a failed rollout.
+        """Count a failed rollout. One that outgrew the context is counted apart, and not against the budget.
 
         Raises:
             BaseException: ``error`` itself, if it is a failure of the service.
         """
         if is_service_failure(error):
             raise error
-        self.metric_sums["exceptions"] = self.metric_sums.get("exceptions", 0) + 1
+        name = "truncated" if is_context_overflow(error) else "exceptions"
+        self.metric_sums[name] = self.metric_sums.get(name, 0) + 1
         self.update_pbar(0)
 
     def too_many_exceptions(self) -> bool:

@@ -36,6 +36,19 @@ class BadRequestError(ServiceError):
     status = 400
 
 
+class ContextOverflowError(BadRequestError):
+    """The prompt leaves no room for a completion, in the code and words by which clients know it."""
+
+    code = ErrorCode.CONTEXT_LENGTH_EXCEEDED
+
+    def __init__(self, limit: int, param: str) -> None:
+        super().__init__(
+            f"Your input exceeds the context window of this model ({limit} tokens). Shorten the input, or register the model "
+            "with a larger max_seq_length.",
+            param=param,
+        )
+
+
 class UnauthorizedError(ServiceError):
     code = ErrorCode.UNAUTHORIZED
     status = 401

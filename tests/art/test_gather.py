@@ -195,6 +195,22 @@ def status_error(code):
     return openai.InternalServerError("failed", response=response, body={"code": code, "message": "m"})
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+async def test_a_prompt_that_outgrew_the_context_is_counted_apart_from_failures(wrapped):
+    async def agent():
+        response = httpx.Response(400, request=httpx.Request("POST", "http://x/v1/responses"))
+        error = openai.BadRequestError("full", response=response, body={"code": "context_length_exceeded"})
+        if not wrapped:
+            raise error
+        raise RuntimeError("the agent failed") from error
+
+    context = art.gather.GatherContext()
+    with art.gather.set_gather_context(context):
+        group = await art.TrajectoryGroup([agent(), rollout()])
+    assert (len(group.trajectories), len(group.exceptions)) == (1, 1)
+    assert (context.metric_sums["truncated"], "exceptions" in context.metric_sums) == (1, False)
+
+
 @pytest.mark.parametrize(
     "make",
     [

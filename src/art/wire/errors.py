@@ -19,6 +19,8 @@ class ErrorCode(WireEnum):
     NOT_FOUND = "not_found"
     CONFLICT = "conflict"
     """The request contradicts what is stored, such as a name registered with another base model."""
+    CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
+    """The prompt leaves no room for a completion. The rollout goes on, marked as truncated."""
     MODEL_NOT_AVAILABLE = "model_not_available"
     """The base model could not be found or loaded."""
     BUSY = "busy"

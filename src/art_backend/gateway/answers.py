@@ -68,8 +68,13 @@ class Completed:
     turn: Turn | None = None
     rollout: str | None = None
     policy_version: int = 0
-    overflow: bool = False
-    """Whether there was no room to sample anything."""
+    context_full: bool = False
+    """Whether the end of the context cut it, not the limit that was asked for."""
+
+    @property
+    def overflow(self) -> bool:
+        """Whether the prompt left no room to sample anything."""
+        return self.context_full and not self.ids
 
     @classmethod
     def of_turn(cls, turn: Turn, rollout: str) -> "Completed":

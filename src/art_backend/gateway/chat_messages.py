@@ -1,6 +1,7 @@
 """From the many ways of writing a chat message to one: what the tree compares and templates render."""
 
 import json
+import re
 from typing import Any
 
 from art_backend.errors import BadRequestError
@@ -14,6 +15,10 @@ _ROLES = {
     "tool": "tool",
     "function": "tool",
 }
+
+
+_TRANSPORT = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
+"""A line that Claude Code puts before its system prompt. It differs in every call, and no model is meant to read it."""
 
 
 def read_messages(value: Any) -> list[Message]:
@@ -58,7 +63,8 @@ def _read_message(message: Any, where: str) -> Message:
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise BadRequestError(f"{where}.role: must be one of {', '.join(_ROLES)}.", param=f"{where}.role")
-    result: Message = {"role": _ROLES[role], "content": join_text(message.get("content"), f"{where}.content")}
+    read_content = read_system if _ROLES[role] == "system" else join_text
+    result: Message = {"role": _ROLES[role], "content": read_content(message.get("content"), f"{where}.content")}
     if role == "assistant":
         if calls := message.get("tool_calls"):
             result["tool_calls"] = _read_calls(calls, f"{where}.tool_calls")
@@ -76,10 +82,23 @@ def join_text(content: Any, where: str) -> str:
     Raises:
         BadRequestError: Something else than text.
     """
+    return "".join(_read_parts(content, where))
+
+
+def read_system(content: Any, where: str) -> str:
+    """Join the text parts of a system prompt, without what only the transport reads.
+
+    Raises:
+        BadRequestError: Something else than text.
+    """
+    return "".join(_TRANSPORT.sub("", part) for part in _read_parts(content, where))
+
+
+def _read_parts(content: Any, where: str) -> list[str]:
     if content is None:
-        return ""
+        return []
     if isinstance(content, str):
-        return content
+        return [content]
     if not isinstance(content, list):
         raise BadRequestError(f"{where}: must be a string, null or a list of parts.", param=where)
     texts: list[str] = []
@@ -88,7 +107,7 @@ def join_text(content: Any, where: str) -> str:
         if not isinstance(text, str):
             raise BadRequestError(f"{where}.{i}: only text parts are supported by this model.", param=f"{where}.{i}")
         texts.append(text)
-    return "".join(texts)
+    return texts
 
 
 def _read_calls(calls: Any, where: str) -> list[dict[str, Any]]:

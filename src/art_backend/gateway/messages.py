@@ -12,7 +12,7 @@ import orjson
 from art_backend.errors import BadRequestError, ServiceError
 from art_backend.gateway.answers import Answer, Call, Completed
 from art_backend.gateway.chat import read_model, read_stream, write_json
-from art_backend.gateway.chat_messages import join_text
+from art_backend.gateway.chat_messages import join_text, read_system
 from art_backend.gateway.demands import read_form, read_format
 from art_backend.gateway.form import Form
 from art_backend.gateway.parse import ParsedMessage, ParsedToolCall
@@ -63,7 +63,7 @@ def read_count(body: dict[str, Any]) -> Call:
     if not isinstance(messages, list) or not messages:
         raise BadRequestError("messages: must be a non-empty list.", param="messages")
     read: list[Message] = []
-    if system := join_text(body.get("system"), "system"):
+    if system := read_system(body.get("system"), "system"):
         read.append({"role": "system", "content": system})
     for i, message in enumerate(messages):
         read += _read_message(message, f"messages.{i}")
@@ -267,7 +267,7 @@ def _tool_use(call: ParsedToolCall) -> dict[str, Any]:
 
 
 def _stop_reason(one: Completed) -> str:
-    if one.overflow:
+    if one.context_full:
         return "model_context_window_exceeded"
     if one.stop_string is not None and one.finish_reason == "stop":
         return "stop_sequence"

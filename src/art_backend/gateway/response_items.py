@@ -8,7 +8,7 @@ from typing import Any
 
 from art_backend.errors import BadRequestError
 from art_backend.gateway.answers import Completed
-from art_backend.gateway.chat_messages import join_text
+from art_backend.gateway.chat_messages import join_text, read_system
 from art_backend.gateway.parse import ParsedMessage, ParsedToolCall
 from art_backend.gateway.render import Message
 from art_backend.gateway.tree import Turn
@@ -53,7 +53,8 @@ class ItemReader:
 
     def _read_message(self, item: dict[str, Any], where: str) -> None:
         role = item.get("role")
-        content = join_text(item.get("content"), f"{where}.content")
+        read_content = read_system if role in ("system", "developer") else join_text
+        content = read_content(item.get("content"), f"{where}.content")
         if role == "assistant":
             message = self._current(fresh=True)
             message["content"] = content

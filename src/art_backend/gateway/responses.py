@@ -8,9 +8,10 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-from art_backend.errors import BadRequestError, ServiceError
+from art_backend.errors import BadRequestError, ContextOverflowError, ServiceError
 from art_backend.gateway.answers import Answer, Call, Completed
 from art_backend.gateway.chat import read_model, read_stream, write_error, write_json, write_logprobs
+from art_backend.gateway.chat_messages import read_system
 from art_backend.gateway.demands import read_flag, read_form, read_format
 from art_backend.gateway.form import Form
 from art_backend.gateway.render import Message
@@ -111,8 +112,8 @@ def _read_messages(body: dict[str, Any], find_turn: FindTurn) -> list[Message]:
         raise BadRequestError("input: must be a string or a list of items.", param="input")
     if not reader.messages:
         raise BadRequestError("input: must not be empty.", param="input")
-    if instructions:
-        return [{"role": "system", "content": instructions, "instructions": True}, *reader.messages]
+    if system := read_system(instructions, "instructions"):
+        return [{"role": "system", "content": system, "instructions": True}, *reader.messages]
     return reader.messages
 
 
@@ -128,8 +129,14 @@ def _find_history(response_id: Any, find_turn: FindTurn) -> list[Message]:
 
 
 def write_whole(answer: Answer) -> bytes:
-    """The ``response`` object."""
+    """The ``response`` object.
+
+    Raises:
+        ContextOverflowError: There was no room to sample anything.
+    """
     (one,) = answer.completed
+    if one.overflow:
+        raise _overflow(answer)
     return write_json(_finished(answer, one))
 
 
@@ -142,7 +149,9 @@ async def write_events(answer: Answer) -> AsyncIterator[bytes]:
             begun = True
             for kind in ("response.created", "response.in_progress"):
                 yield writer.event(kind, response=_response(answer, "in_progress", []))
-        if isinstance(news, Completed):
+        if isinstance(news, Completed) and news.overflow:
+            yield writer.event("response.failed", response=_failed(answer))
+        elif isinstance(news, Completed):
             for event in writer.finish(news):
                 yield event
             response = _finished(answer, news)
@@ -168,6 +177,18 @@ def _finished(answer: Answer, one: Completed) -> dict[str, Any]:
             "total_tokens": answer.prompt_tokens + len(one.ids),
         },
         "art": one.reference(),
+    }
+
+
+def _overflow(answer: Answer) -> ContextOverflowError:
+    return ContextOverflowError(answer.model.max_sequence_length, "input")
+
+
+def _failed(answer: Answer) -> dict[str, Any]:
+    error = _overflow(answer)
+    return {
+        **_response(answer, "failed", []),
+        "error": {"code": error.code.value, "message": error.message},
     }
 
 

@@ -220,6 +220,8 @@ class TurnTaker:
                 stop_string=one.stop_string,
                 rollout=placed.rollout,
                 policy_version=version,
+                context_full=one.finish_reason == "length"
+                and plan.sampling.max_tokens < answer.call.plan.sampling.max_tokens,
             )
             for one in collected
         ]
@@ -253,7 +255,7 @@ class TurnTaker:
 
 def _overflow(identity: Identity) -> Completed:
     """The answer to a prompt that leaves no room: nothing, for want of length."""
-    return Completed(ParsedMessage(), "length", array("i"), array("d"), [], rollout=identity.rollout, overflow=True)
+    return Completed(ParsedMessage(), "length", array("i"), array("d"), [], rollout=identity.rollout, context_full=True)
 
 
 async def _run_all(work: Sequence[Coroutine[Any, Any, _Collected]]) -> list[_Collected]:

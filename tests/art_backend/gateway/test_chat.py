@@ -5,7 +5,6 @@ import contextlib
 import sqlite3
 from types import SimpleNamespace
 
-import httpx
 import openai
 import pytest
 from openai.lib.streaming.chat import ChatCompletionStreamState

@@ -52,6 +52,49 @@ async def test_a_tool_using_conversation_is_one_row(gateway, stream):
     assert len(gateway.turns(info.id)) == 3
 
 
+BILLING = "x-anthropic-billing-header: cc_version=2.1.{0}; cc_entrypoint=cli; cch={0:05x};"
+PROMPT = "You are an agent."
+SYSTEMS = {
+    "a block of its own": lambda header: [{"type": "text", "text": header}, {"type": "text", "text": PROMPT}],
+    "behind another block": lambda header: [{"type": "text", "text": PROMPT}, {"type": "text", "text": header}],
+    "the first line of a block": lambda header: [{"type": "text", "text": f"{header}\n\n{PROMPT}"}],
+    "the first line of a string": lambda header: f"{header}\n{PROMPT}",
+}
+
+
+@pytest.mark.parametrize("path", ["messages", "chat", "responses", "instructions"])
+@pytest.mark.parametrize("place", SYSTEMS)
+async def test_a_billing_header_is_no_part_of_the_prompt(gateway, path, place):
+    """Claude Code sends another one with every call, and proxies carry it into other protocols."""
+    info = gateway.rollout()
+    ours, theirs = connect(gateway, info), gateway.client(info.api_key)
+    gateway.engine.say("one", "two", "three")
+    messages = list(HELLO)
+    for n in range(3):
+        system = SYSTEMS[place](BILLING.format(n))
+        message = {"role": "system", "content": system}
+        if path == "messages":
+            answer = await ask(ours, stream=False, system=system, messages=messages)
+            count = await ours.messages.count_tokens(model="m", system=system, messages=messages)
+            assert count.input_tokens == answer.usage.input_tokens
+            said = answer.content[0].text
+        elif path == "chat":
+            answer = await theirs.chat.completions.create(model="m", messages=[message, *messages])
+            said = answer.choices[0].message.content
+        elif path == "responses":
+            said = (await theirs.responses.create(model="m", input=[message, *messages])).output_text
+        else:
+            text = system if isinstance(system, str) else "\n".join(block["text"] for block in system)
+            if not text.startswith("x-"):
+                return
+            said = (await theirs.responses.create(model="m", input=messages, instructions=text)).output_text
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "And?"}]
+    fed = gateway.renderer.detokenizer.decode(gateway.engine.calls[-1].fed)
+    assert "billing" not in fed and fed.count(PROMPT) == 1
+    assert len(gateway.captures.rows(info.id).rows) == 1
+    gateway.check(info.id)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_blocks_of_all_kinds_come_back(gateway, stream):
     """Tools that say what they are, system text as a string, results that are errors, reasoning that was taken out."""
@@ -102,8 +145,13 @@ async def test_reasons_for_stopping(gateway, stream):
     assert (cut.stop_reason, cut.content[0].text) == ("max_tokens", "one ")
     stopped = await ask(client, stream=stream, messages=HELLO, stop_sequences=["two", "x"])
     assert (stopped.stop_reason, stopped.stop_sequence, stopped.content[0].text) == ("stop_sequence", "two", "one ")
-    full = await ask(client, stream=stream, messages=[{"role": "user", "content": "x" * 3000}])
-    assert (full.stop_reason, full.content) == ("model_context_window_exceeded", [])
+    filling = "x" * (gateway.model.max_sequence_length - 50)
+    gateway.engine.say("one two three" * 10)
+    full = await ask(client, stream=stream, messages=[{"role": "user", "content": filling}])
+    assert (full.stop_reason, full.content[0].text[:4]) == ("model_context_window_exceeded", "one ")
+    assert not gateway.captures.get(info.id).truncated
+    over = await ask(client, stream=stream, messages=[{"role": "user", "content": "x" * 3000}])
+    assert (over.stop_reason, over.content) == ("model_context_window_exceeded", [])
     assert gateway.captures.get(info.id).truncated
     gateway.check(info.id)
 

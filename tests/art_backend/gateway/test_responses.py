@@ -2,6 +2,7 @@
 
 import json
 
+import agents
 import openai
 import pytest
 from tests.art_backend.gateway.conftest import MODEL_KEY, SERVICE_KEY, check_rows, start_gateway
@@ -226,10 +227,36 @@ async def test_incomplete_responses(gateway, stream):
     assert (cut.status, cut.incomplete_details.reason, cut.output_text) == ("incomplete", "max_output_tokens", "one")
     empty = await ask(client, input="Nothing", stream=stream)
     assert [item.type for item in empty.output] == ["message"] and empty.output_text == ""
-    full = await ask(client, input="x" * 3000, stream=stream)
-    assert (full.status, full.output_text) == ("incomplete", "")
-    assert gateway.captures.get(rollout).truncated
     gateway.check(rollout)
+
+
+async def test_a_prompt_beyond_the_context_is_an_error_that_clients_know(gateway):
+    """OpenAI's SDK, LangChain and litellm know its code in a 400; Codex in the event that ends a stream."""
+    client, rollout = gateway.new_client()
+    gateway.engine.say("one", "two")
+    await ask(client, input="Hello")
+    for _ in range(2):
+        with pytest.raises(openai.BadRequestError, match="exceeds the context window of this model") as caught:
+            await ask(client, input="x" * 3000)
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+        assert caught.value.response.headers["x-should-retry"] == "false"
+    assert gateway.captures.get(rollout).truncated
+    failed = await ask(client, input="x" * 3000, stream=True)
+    assert (failed.status, failed.error.code, failed.output) == ("failed", "context_length_exceeded", [])
+    assert (await ask(client, input="Hello again")).output_text == "two", "the rollout goes on"
+    assert len(gateway.turns(rollout)) == 2
+    gateway.check(rollout)
+
+
+async def test_agents_of_the_agents_sdk_end_on_a_prompt_beyond_the_context(gateway):
+    client, rollout = gateway.new_client()
+    agent = agents.Agent(name="a", model=agents.OpenAIResponsesModel("m", client), instructions="x" * 3000)
+    with pytest.raises(openai.BadRequestError, match="context window"):
+        await agents.Runner.run(agent, "Hello")
+    with pytest.raises(Exception, match=r"context_length_exceeded|context window"):
+        async for _ in agents.Runner.run_streamed(agent, "Hello").stream_events():
+            pass
+    assert gateway.engine.calls == [] and gateway.captures.get(rollout).truncated
 
 
 async def test_bad_input_is_named(gateway):
