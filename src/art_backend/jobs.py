@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
 from art.wire import (
     TERMINAL_STATES,
@@ -20,9 +21,14 @@ from art.wire import (
     TrainProgress,
     TrainResult,
 )
-from art_backend.errors import ServiceError
+from art_backend.errors import ServiceError, StorageFailedError
 from art_backend.store.checkpoints import CheckpointStore
 from art_backend.store.runs import RunStore
+
+T = TypeVar("T")
+
+STORE_RETRY_S = 1.0
+"""Seconds between attempts to store what came of a job."""
 
 PROGRESS_INTERVAL_S = 0.5
 """Progress of one phase is stored at most this often."""
@@ -34,50 +40,101 @@ _log = logging.getLogger(__name__)
 
 
 class JobBoard:
-    """Starts jobs and streams their events."""
+    """Starts jobs and streams their events.
 
-    def __init__(self, runs: RunStore) -> None:
+    Args:
+        checkpoints: Returns the checkpoints of a model, by project and name.
+    """
+
+    def __init__(self, runs: RunStore, checkpoints: Callable[[str, str], CheckpointStore]) -> None:
         self._runs = runs
+        self._checkpoints = checkpoints
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._news: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
-    def submit(self, project: str, model: str, idempotency_key: str, work: Work, kind: JobKind = JobKind.TRAIN) -> Job:
-        """Start ``work`` as a job, unless a job with this key has been started before; return the job."""
-        job, is_new = self._runs.create_job(project, model, idempotency_key, kind)
+    def submit(
+        self,
+        project: str,
+        model: str,
+        idempotency_key: str,
+        work: Work,
+        kind: JobKind = JobKind.TRAIN,
+        digest: str | None = None,
+    ) -> Job:
+        """Start ``work`` as a job, unless a job with this key has been started before; return the job.
+
+        Raises:
+            ConflictError: The key belongs to a request with another digest.
+        """
+        job, is_new = self._runs.create_job(project, model, idempotency_key, kind, digest)
         if is_new:
             self._tasks[job.id] = asyncio.create_task(self._run(job, work), name=job.id)
         return job
 
+    def find(self, project: str, model: str, idempotency_key: str, digest: str) -> Job | None:
+        """Return the job that a repeated request has started before; ``None`` where its work is still to be started.
+
+        Raises:
+            ConflictError: The key belongs to a request with another digest.
+        """
+        job = self._runs.find_job(project, model, idempotency_key, digest)
+        return None if job is None or job.state is JobState.INTERRUPTED else job
+
     async def _run(self, job: Job, work: Work) -> None:
         throttle = _Throttle()
+        making: int | None = None
 
         def on_start(step: int) -> None:
+            nonlocal making
             self._announce(self._runs.start_job(job.id, step), job.id)
+            making = step
 
         def report(progress: TrainProgress) -> None:
-            if throttle.lets_pass(progress):
+            if not throttle.lets_pass(progress):
+                return
+            try:
                 self._announce(self._runs.append_event(job.id, "progress", progress.model_dump()), job.id)
+            except StorageFailedError as error:  # a step is worth more than news of it
+                _log.error("The progress of job %s is not reported: %s", job.id, error.message)
 
         try:
             result = await work(on_start, report)
             for warning in result.warnings:
-                self._announce(self._runs.append_event(job.id, "warning", {"message": warning}), job.id)
+                event = await self._stored(lambda text=warning: self._warn(job.id, text))
+                self._announce(event, job.id)
             row = MetricRow(step=result.step, split="train", metrics=result.metrics)
-            self._runs.merge_metrics(job.project, job.model, row)
-            event = self._runs.finish_job(job.id, JobState.SUCCEEDED, result=result.model_dump())
+            await self._stored(lambda: self._runs.merge_metrics(job.project, job.model, row))
+            event = await self._stored(lambda: self._succeed(job.id, result))
         except asyncio.CancelledError:
-            event = self._runs.finish_job(job.id, JobState.INTERRUPTED, error=_interrupted())
+            self._settle(job, making)
             raise
         except ServiceError as error:
             body = ApiErrorBody(code=error.code, message=error.message, param=error.param)
-            event = self._runs.finish_job(job.id, JobState.FAILED, error=body)
+            event = await self._stored(lambda: self._runs.finish_job(job.id, JobState.FAILED, error=body))
         except Exception as error:  # noqa: BLE001 — a bug in one job must be told to its watchers, not end the service
             _log.exception("Job %s failed", job.id)
-            body = ApiErrorBody(code=ErrorCode.INTERNAL, message=f"{type(error).__name__}: {error}")
-            event = self._runs.finish_job(job.id, JobState.FAILED, error=body)
+            bug = ApiErrorBody(code=ErrorCode.INTERNAL, message=f"{type(error).__name__}: {error}")
+            event = await self._stored(lambda: self._runs.finish_job(job.id, JobState.FAILED, error=bug))
         finally:
             self._tasks.pop(job.id, None)
         self._announce(event, job.id)
+
+    async def _stored(self, store: Callable[[], T]) -> T:
+        """Store what came of a job, however long the disk is full: nobody else knows it."""
+        while True:
+            try:
+                return store()
+            except StorageFailedError as error:
+                _log.error(
+                    "What came of a job cannot be stored; trying again in %g s: %s", STORE_RETRY_S, error.message
+                )
+                await asyncio.sleep(STORE_RETRY_S)
+
+    def _warn(self, job_id: str, message: str) -> JobEvent:
+        return self._runs.append_event(job_id, "warning", {"message": message})
+
+    def _succeed(self, job_id: str, result: TrainResult) -> JobEvent:
+        return self._runs.finish_job(job_id, JobState.SUCCEEDED, result=result.model_dump())
 
     def _announce(self, event: JobEvent, job_id: str) -> None:
         self._news.pop(job_id, asyncio.Event()).set()
@@ -98,24 +155,30 @@ class JobBoard:
             except TimeoutError:
                 yield None
 
-    def recover(self, checkpoints: Callable[[str, str], CheckpointStore]) -> None:
-        """Settle the jobs that a stopped service left behind.
+    def recover(self) -> None:
+        """Settle the jobs that a stopped service left behind."""
+        for job, step in self._runs.unfinished_jobs():
+            self._settle(job, step)
 
-        A job whose checkpoint exists has done its work; any other left nothing and may be sent again.
+    def _settle(self, job: Job, step: int | None) -> None:
+        """End a job that was broken off: it has done its work if its step has a checkpoint, else it may be sent again.
+
+        Args:
+            step: What it was making; ``None`` for a job that waited for its turn. While a job makes a step, nobody else
+                makes checkpoints of its model.
         """
-        for job, target_step in self._runs.unfinished_jobs():
-            store = checkpoints(job.project, job.model)
-            if target_step is not None and target_step <= store.latest_step():
-                result = TrainResult(
-                    step=target_step,
-                    trained=True,
-                    metrics={},
-                    checkpoint=str(store.path(target_step)),
-                    warnings=["The service restarted after this step was saved; its metrics were lost."],
-                )
-                self._runs.finish_job(job.id, JobState.SUCCEEDED, result=result.model_dump())
-            else:
-                self._runs.finish_job(job.id, JobState.INTERRUPTED, error=_interrupted())
+        store = self._checkpoints(job.project, job.model)
+        if step is None or step not in store.steps():
+            self._runs.finish_job(job.id, JobState.INTERRUPTED, error=_interrupted())
+            return
+        result = TrainResult(
+            step=step,
+            trained=True,
+            metrics={},
+            checkpoint=str(store.path(step)),
+            warnings=["The service restarted after this step was saved; its metrics were lost."],
+        )
+        self._succeed(job.id, result)
 
     async def close(self) -> None:
         """Interrupt what runs."""

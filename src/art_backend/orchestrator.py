@@ -27,10 +27,10 @@ from typing import TypeVar
 
 from art.wire import TrainProgress, TrainResult
 from art_backend.errors import EngineFailedError, TrainerFailedError
-from art_backend.inference.client import EngineUnreachableError, SleepTag
+from art_backend.inference.client import EngineError, EngineUnreachableError, SleepTag
 from art_backend.inference.engine import EngineVerbs
 from art_backend.process import DeadlineExceededError, ProcessDiedError
-from art_backend.serving import ServedPolicy
+from art_backend.serving import MAX_RESTARTS, ServedPolicy
 from art_backend.training.process import TrainerProcess
 from art_backend.training.types import AnyInput, Canary, StepInput, StepOutput
 from art_backend.utilisation import age_metrics, token_ages
@@ -96,6 +96,11 @@ class StepRunner:
         """
         async with self._device:
             step = self._policy.checkpoints.latest_step() + 1
+            if self._policy.step != step - 1:
+                raise EngineFailedError(
+                    f"Step {step - 1} of {self._policy.name!r} is trained and saved, but not served: the engine's log says why. "
+                    "Restart the service to serve it, then train on."
+                )
             given = make_input(step)
             on_start(step)
             clock = _Stopwatch()
@@ -143,19 +148,41 @@ class StepRunner:
 
     async def _train(self, step: AnyInput, report: Report) -> StepOutput:
         report(TrainProgress(phase="preparing"))
+        trainer = None
         try:
             trainer = await self._trainer()
-            try:
-                return await trainer.train(
-                    step, lambda done, total: report(TrainProgress(phase="training", done=done, total=total))
-                )
-            finally:
-                if not self._dedicated and trainer.alive:
-                    await trainer.rest()
+            return await trainer.train(
+                step, lambda done, total: report(TrainProgress(phase="training", done=done, total=total))
+            )
         except (ProcessDiedError, DeadlineExceededError) as error:
-            raise TrainerFailedError(
-                f"{error}\nThe last checkpoint is whole and served; train again to go on."
-            ) from error
+            checkpoints = self._policy.checkpoints
+            if step.step not in checkpoints.steps():
+                raise TrainerFailedError(
+                    f"{error}\nThe last checkpoint is whole and served; train again to go on."
+                ) from error
+            _log.error("The trainer was lost after it had saved step %d: %s", step.step, error)
+            return StepOutput(
+                step=step.step,
+                trained=True,
+                reason=None,
+                metrics={},
+                warnings=[
+                    "The trainer died after this step was saved; its metrics were lost, and with them the proof that it is served."
+                ],
+                checkpoint=checkpoints.path(step.step),
+            )
+        finally:
+            if trainer is not None:
+                await self._leave_device(trainer)
+
+    async def _leave_device(self, trainer: TrainerProcess) -> None:
+        """Make the trainer give its device's memory back. One that dies of it has given it back, too."""
+        if self._dedicated or not trainer.alive:
+            return
+        try:
+            await trainer.rest()
+        except (ProcessDiedError, DeadlineExceededError):
+            _log.exception("The trainer was lost while it left the device; it is started again when needed.")
 
     async def _suspend(self) -> None:
         process = await self._host.running()
@@ -179,22 +206,46 @@ class StepRunner:
             _log.exception("The engine was lost while it slept; it is started again when needed.")
 
     async def _publish(self, output: StepOutput) -> float:
-        """Serve the new version and prove it; return the canaries' mean difference in nats."""
-        try:
-            await self._wake_and_load(output.step)
-        except _ENGINE_LOST:
-            _log.exception("The engine was lost while the trainer had the device; starting it again.")
-        client = await self._policy.load(output.step)
-        difference = await self._prove(client, output)
-        self._policy.step = output.step
-        return difference
+        """Serve the new version and prove it; return the canaries' mean difference in nats.
 
-    async def _wake_and_load(self, step: int) -> None:
+        The step exists from here on, so it is published by the next engine where one is lost.
+
+        Raises:
+            EngineFailedError: No engine serves it. Nobody trains on top of it before the service is restarted.
+        """
+        for attempt in range(MAX_RESTARTS + 1):
+            try:
+                client = await self._wake_and_load(output.step)
+                difference = await self._prove(client, output)
+            except (*_ENGINE_LOST, EngineError, EngineFailedError) as error:
+                failure = await self._explain(error)
+                if failure.permanent or attempt == MAX_RESTARTS:
+                    raise EngineFailedError(
+                        f"Step {output.step} is trained and saved, but not served. Do not train it again; restart the service "
+                        f"to serve it. {failure.message}"
+                    ) from error
+                _log.error("Publishing step %d with the next engine: %s", output.step, failure.message)
+            else:
+                self._policy.step = output.step
+                return difference
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _explain(self, error: Exception) -> EngineFailedError:
+        match error:
+            case EngineFailedError():
+                return error
+            case EngineError():  # what it refuses once it refuses again
+                return EngineFailedError(str(error), permanent=True)
+            case _:
+                return await self._host.explain_failure(error)
+
+    async def _wake_and_load(self, step: int) -> EngineVerbs:
         client = (await self._host.running()).client
         await self._wake_up(client, "weights")
-        await self._policy.load(step)
+        client = await self._policy.load(step)
         await self._wake_up(client, "kv_cache")
         await self._call(client.resume(), "resuming")
+        return client
 
     async def _wake_up(self, client: EngineVerbs, tag: SleepTag) -> None:
         if not self._dedicated:
@@ -210,7 +261,9 @@ class StepRunner:
         name = self._policy.engine_name(output.step)
         listed = await self._call(client.models(), "listing its models")
         if name not in listed:
-            raise EngineFailedError(f"The engine does not list {name!r} after loading it. It lists: {sorted(listed)}.")
+            raise EngineFailedError(
+                f"The engine does not list {name!r} after loading it. It lists: {sorted(listed)}.", permanent=True
+            )
         if not output.canaries:
             return 0.0
         differences = await asyncio.gather(*(self._ask(client, name, canary) for canary in output.canaries))
@@ -220,8 +273,8 @@ class StepRunner:
             raise EngineFailedError(
                 f"The engine does not serve the weights of step {output.step}: the log-probabilities of {len(differences)} greedy "
                 f"tokens differ from the trainer's by {difference:.3f} nats on average (tolerance {CANARY_TOLERANCE}; the step "
-                f"itself moved them by {moved:.3f}). Version {self._policy.step} is served as before. Restart the service; the "
-                "checkpoint is whole."
+                f"itself moved them by {moved:.3f}). Version {self._policy.step} is served as before.",
+                permanent=True,
             )
         return difference
 

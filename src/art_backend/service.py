@@ -1,6 +1,7 @@
 """The service as a whole: stores, engines, trainers and jobs, and how they are found by model."""
 
 import asyncio
+import hashlib
 import logging
 import shutil
 import time
@@ -75,7 +76,7 @@ class Service:
         self._examples = ExampleFinder(self.captures, self.runs)
         self.keyring = Keyring(settings.api_key, settings.path / "secret", self.captures)
         self.limits = ProjectLimits(settings.max_project_calls, settings.max_project_queue, settings.hold_timeout_s)
-        self.jobs = JobBoard(self.runs)
+        self.jobs = JobBoard(self.runs, lambda project, name: CheckpointStore(settings.checkpoints_dir(project, name)))
         self._device = asyncio.Lock()
         self._registering = asyncio.Lock()
         self.engines = Engines(settings, launcher)
@@ -85,7 +86,7 @@ class Service:
 
     async def restore(self) -> None:
         """Take up where a stopped service left off: settle its jobs, serve its models."""
-        self.jobs.recover(lambda project, name: CheckpointStore(self.settings.checkpoints_dir(project, name)))
+        self.jobs.recover()
         self._begin(self._forget_old_captures())
         self._begin(self._write_back())
         for spec in self.runs.list_models():
@@ -117,8 +118,7 @@ class Service:
         """
         async with self._registering:
             deleted = self.describe(project, name)
-            if any((job.project, job.model) == (project, name) for job, _ in self.runs.unfinished_jobs()):
-                raise ConflictError(f"Model {name!r} is being trained; delete it when the step is done.", param="model")
+            self._check_idle(project, name, "delete it")
             if (trainer := self._trainers.pop((project, name), None)) is not None:
                 await trainer.close()
             if (policy := self._policies.pop((project, name), None)) is not None:
@@ -128,6 +128,11 @@ class Service:
             if (directory := self.settings.model_dir(project, name)).exists():  # not before the first step
                 await asyncio.to_thread(shutil.rmtree, directory)
         return deleted
+
+    def _check_idle(self, project: str, name: str, what: str) -> None:
+        """Raises ConflictError for a model with a job that has not ended."""
+        if any((job.project, job.model) == (project, name) for job, _ in self.runs.unfinished_jobs()):
+            raise ConflictError(f"Model {name!r} is being trained; {what} when the step is done.", param="model")
 
     def describe(self, project: str, name: str) -> ModelInfo:
         model_id, spec = self.runs.find_model(project, name)
@@ -159,6 +164,8 @@ class Service:
 
     async def _give_origin(self, spec: RegisterModel) -> None:
         """Make sure that the model has the checkpoint that it is to begin with."""
+        if not CheckpointStore(self.settings.checkpoints_dir(spec.project, spec.name)).latest_step():
+            self._check_idle(spec.project, spec.name, "give it an adapter to begin with")  # the job makes that step
         path = await asyncio.to_thread(find_base_model, spec.base_model, cache=self.settings.cache)
         await asyncio.to_thread(begin, spec, path, self.settings, self.runs.list_models())
         served = self._policies.get((spec.project, spec.name))
@@ -275,9 +282,13 @@ class Service:
 
         Raises:
             BadRequestError: A trajectory's tokens cannot be resolved; the message names it.
+            ConflictError: The idempotency key belongs to another request.
             NotFoundError: No such model.
         """
         policy = self.policy(request.project, request.model)
+        digest = await asyncio.to_thread(_digest, request)
+        if (known := self.jobs.find(policy.project, policy.name, request.idempotency_key, digest)) is not None:
+            return known
         for g, group in enumerate(request.groups):
             if not group.trajectories:
                 raise BadRequestError(
@@ -296,7 +307,7 @@ class Service:
             groups.append(members)
         warnings = tell_untrainable(left_out)
         return self._submit(
-            policy, request, JobKind.TRAIN, lambda step: StepInput(groups, request.options, step, warnings)
+            policy, request, digest, JobKind.TRAIN, lambda step: StepInput(groups, request.options, step, warnings)
         )
 
     async def train_sft(self, request: TrainSftRequest) -> Job:
@@ -304,19 +315,26 @@ class Service:
 
         Raises:
             BadRequestError: An example's tokens cannot be found or rendered; the message names it.
+            ConflictError: The idempotency key belongs to another request.
             NotFoundError: No such model.
         """
         policy = self.policy(request.project, request.model)
+        digest = await asyncio.to_thread(_digest, request)
+        if (known := self.jobs.find(policy.project, policy.name, request.idempotency_key, digest)) is not None:
+            return known
         train_on = request.options.train_on
         examples: list[list[TokenRow]] = []
         for i, example in enumerate(request.examples):
             examples.append(await self._examples.find_rows_to_imitate(policy, example, f"examples.{i}", train_on))
-        return self._submit(policy, request, JobKind.SFT, lambda step: SftInput(examples, request.options, step))
+        return self._submit(
+            policy, request, digest, JobKind.SFT, lambda step: SftInput(examples, request.options, step)
+        )
 
     def _submit(
         self,
         policy: ServedPolicy,
         request: TrainRequest | TrainSftRequest,
+        digest: str,
         kind: JobKind,
         make_input: Callable[[int], AnyInput],
     ) -> Job:
@@ -333,6 +351,7 @@ class Service:
             request.idempotency_key,
             lambda on_start, report: runner.run(make_input, on_start=on_start, report=report),
             kind,
+            digest,
         )
 
     def _check_memory(self, policy: ServedPolicy, options: TrainOptions | SftOptions) -> None:
@@ -413,3 +432,8 @@ class Service:
         await asyncio.gather(*(trainer.close() for trainer in self._trainers.values()), return_exceptions=True)
         await asyncio.gather(*(host.stop() for host in self.engines.hosts()), return_exceptions=True)
         self._db.close()
+
+
+def _digest(request: TrainRequest | TrainSftRequest) -> str:
+    """Tell requests apart that carry the same idempotency key."""
+    return hashlib.sha256(request.model_dump_json(exclude={"idempotency_key"}).encode()).hexdigest()

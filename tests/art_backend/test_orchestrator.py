@@ -18,9 +18,9 @@ from art_backend.errors import (
     StorageFailedError,
     TrainerFailedError,
 )
-from art_backend.inference.client import EngineError
+from art_backend.inference.client import EngineError, EngineUnreachableError
 from art_backend.process import ProcessDiedError
-from art_backend.serving import Gate, WholePolicy
+from art_backend.serving import MAX_RESTARTS, Gate, WholePolicy
 
 
 async def test_the_order_of_a_step():
@@ -76,7 +76,7 @@ async def test_with_devices_of_their_own_a_failed_trainer_leaves_the_engine_alon
     assert world.calls == ["train(1)"]
     world.trainer.error = None
     world.engines.engine.load_adapter = lambda name, path: _raise(EngineError(400, "no room"))
-    with pytest.raises(EngineError):
+    with pytest.raises(EngineFailedError, match="no room"):
         await world.step()
     assert world.calls[-2:] == ["pause(keep) [held]", "resume [held]"]
 
@@ -169,6 +169,71 @@ async def test_an_engine_killed_while_training_is_started_again_and_serves_the_n
     ]
 
 
+@pytest.mark.parametrize("verb", ["wake_up", "load_adapter", "resume", "models", "greedy_logprobs"])
+async def test_a_step_whose_engine_is_killed_late_is_published_by_the_next_one(verb):
+    world = World()
+    engine = world.engines.engine
+
+    async def die(*_):
+        world.engines.kill()
+        raise EngineUnreachableError("connection reset")
+
+    setattr(engine, verb, die)
+    result = await world.step()
+    assert result.step == world.policy.step == 1
+    assert "p/m@1" in world.engines.engine.served
+    assert world.calls.count("train(1)") == world.calls.count("start") == 1
+    assert (await world.step()).step == 2
+
+
+async def test_a_step_that_no_engine_serves_is_not_trained_again():
+    world = World(dedicated=True)
+    world.host.note_success()
+
+    async def die(*_):
+        world.engines.kill()
+        raise EngineUnreachableError("connection reset")
+
+    begin = world.engines._make
+
+    def make():
+        begin()
+        world.engines.engine.load_adapter = die
+
+    world.engines._make = make
+    make()
+    with pytest.raises(EngineFailedError, match=r"Step 1 is trained and saved, but not served. Do not train it again"):
+        await world.step()
+    assert world.calls.count("start") == MAX_RESTARTS
+    for _ in range(2):
+        with pytest.raises(EngineFailedError, match="Step 1 of 'm' is trained and saved, but not served"):
+            await world.step()
+    assert world.calls.count("train(1)") == 1
+    assert "train(2)" not in world.calls
+
+
+@pytest.mark.parametrize("phase", ["train", "rest"])
+async def test_a_trainer_killed_after_it_has_saved_costs_no_step(phase):
+    world = World()
+    train = world.trainer.train
+
+    async def save_and_die(step, on_progress):
+        output = await train(step, on_progress)
+        if phase == "train":
+            world.trainer.alive = False
+            raise ProcessDiedError("The trainer (process 7) was ended by signal SIGKILL.")
+        return output
+
+    async def die():
+        raise ProcessDiedError("The trainer (process 7) was ended by signal SIGKILL.")
+
+    world.trainer.train, world.trainer.rest = save_and_die, die
+    result = await world.step()
+    assert (result.step, world.policy.step, world.checkpoints.saved) == (1, 1, [1])
+    assert ["metrics were lost" in warning for warning in result.warnings] == [True] * (phase == "train")
+    assert ("reward/mean" in result.metrics) == (phase == "rest")
+
+
 async def test_a_lost_engine_is_an_error_that_tells_how_it_ended():
     world = World()
     with pytest.raises(EngineFailedError, match="SIGKILL"):
@@ -226,7 +291,9 @@ async def test_an_adapter_that_the_engine_refuses_leaves_it_awake():
         raise EngineError(400, "no room")
 
     world.engines.engine.load_adapter = refuse
-    with pytest.raises(EngineError, match="no room"):
+    with pytest.raises(
+        EngineFailedError, match=r"Step 1 is trained and saved, but not served. Do not train it again.*no room"
+    ):
         await world.step()
     assert world.calls[-3:] == ["wake_up(weights) [held]", "wake_up(kv_cache) [held]", "resume [held]"]
     assert not world.host.gate.is_closed

@@ -4,7 +4,17 @@ import asyncio
 
 import pytest
 
-from art.wire import TERMINAL_STATES, RegisterModel, TokenRow, TrainGroup, TrainRequest, TrainTrajectory
+from art.wire import (
+    TERMINAL_STATES,
+    Example,
+    RegisterModel,
+    TokenRow,
+    TrainGroup,
+    TrainOptions,
+    TrainRequest,
+    TrainSftRequest,
+    TrainTrajectory,
+)
 from art_backend import service as service_module
 from art_backend.devices import Device
 from art_backend.errors import BadRequestError, ConflictError, NotFoundError
@@ -53,6 +63,29 @@ async def test_a_step_that_the_device_cannot_hold_is_refused_before_it_begins(tm
     with pytest.raises(BadRequestError, match=r"does not fit into 1\.0 GB"):
         await service.train(TrainRequest(project="p", model="m", groups=groups, idempotency_key="a" * 8))
     assert service.runs.unfinished_jobs() == []
+    await service.close()
+
+
+async def test_a_repeated_request_returns_its_job_and_its_key_is_not_for_another(tmp_path, tiny_model_path):
+    service = Service(Settings(path=tmp_path, api_key="k", engine="torch"), _no_engine)
+    await service.register(RegisterModel(project="p", name="m", base_model=str(tiny_model_path)))
+    row = TokenRow(token_ids=[5, 6], sampled=[False, True], logprobs=[0, -1], policy_versions=[-1, 0], temperature=1)
+    groups = [TrainGroup(trajectories=[TrainTrajectory(reward=r, rows=[row]) for r in (0, 1)])]
+    request = TrainRequest(project="p", model="m", groups=groups, idempotency_key="a" * 8)
+    job = await service.train(request)
+    assert (await service.train(request.model_copy(deep=True))).id == job.id
+    others = [
+        service.train(request.model_copy(update={"groups": groups * 2})),
+        service.train(request.model_copy(update={"options": TrainOptions(learning_rate=1e-3)})),
+        service.train_sft(
+            TrainSftRequest(
+                project="p", model="m", examples=[Example(rows=[row])], idempotency_key=request.idempotency_key
+            )
+        ),
+    ]
+    for other in others:
+        with pytest.raises(ConflictError, match="belongs to another request"):
+            await other
     await service.close()
 
 

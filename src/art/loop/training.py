@@ -218,7 +218,7 @@ class TrainingLoop:
                 if attempt == MAX_TRAINER_FAILURES:
                     raise
                 print(f"warning: step {self.step + 1} is tried again, as the trainer failed: {error}", file=sys.stderr)
-        if result.step > self.step + attempt:  # a trainer may have died just after its checkpoint
+        if result.step > self.step + 1:
             raise ConflictError(
                 f"Model {self.model.name!r} is at step {result.step} after the step that followed {self.step}: somebody "
                 "else trains it at the same time. Let one of the two train, then run the same command again; nothing "

@@ -224,7 +224,7 @@ class TrainRequest(Wire):
     groups: list[TrainGroup]
     options: TrainOptions = TrainOptions()
     idempotency_key: str = Field(min_length=8, max_length=128)
-    """Repeating a request with the same key returns the first one's job and never trains twice."""
+    """Repeating a request with the same key returns the first one's job and never trains twice; another request under it is refused."""
 
 
 class SftOptions(Wire):
@@ -263,7 +263,7 @@ class TrainSftRequest(Wire):
     examples: list[Example] = Field(min_length=1)
     options: SftOptions = SftOptions()
     idempotency_key: str = Field(min_length=8, max_length=128)
-    """Repeating a request with the same key returns the first one's job and never trains twice."""
+    """Repeating a request with the same key returns the first one's job and never trains twice; another request under it is refused."""
 
 
 class TrainProgress(Wire):

@@ -38,14 +38,21 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         connection.execute("BEGIN IMMEDIATE")
         try:
             yield connection
+            connection.execute("COMMIT")  # a full disk may show here, and leaves the transaction open
         except BaseException:
-            connection.execute("ROLLBACK")
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
             raise
-        connection.execute("COMMIT")
     except sqlite3.OperationalError as error:
         raise StorageFailedError(
             f"The database could not be written ({error}). Free disk space, then try again."
         ) from error
+
+
+def add_column(connection: sqlite3.Connection, table: str, column: str, kind: str) -> None:
+    """Add a column to a table that an earlier release made without it."""
+    if column not in {row["name"] for row in connection.execute(f"PRAGMA table_info({table})")}:
+        connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} {kind}")
 
 
 def write_back(path: Path) -> None:

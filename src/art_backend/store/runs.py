@@ -21,7 +21,7 @@ from art.wire import (
     RegisterModel,
 )
 from art_backend.errors import ConflictError, NotFoundError
-from art_backend.store.database import transaction
+from art_backend.store.database import add_column, transaction
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS models (
@@ -52,6 +52,7 @@ class RunStore:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._db = connection
         self._db.executescript(_SCHEMA)
+        add_column(connection, "jobs", "digest", "TEXT")
 
     # Models
 
@@ -112,31 +113,56 @@ class RunStore:
 
     # Jobs
 
-    def create_job(
-        self, project: str, model: str, idempotency_key: str, kind: JobKind = JobKind.TRAIN
-    ) -> tuple[Job, bool]:
-        """Create a job, or find the one that has this idempotency key.
+    def find_job(self, project: str, model: str, idempotency_key: str, digest: str | None = None) -> Job | None:
+        """Find the job that has this idempotency key.
 
-        Returns:
-            The job, and whether its work is still to be started: True for a new job and for one that was interrupted.
+        Args:
+            digest: Digest of the request; ``None`` matches any.
+
+        Raises:
+            ConflictError: The key belongs to another request.
         """
         row = self._db.execute(
             "SELECT * FROM jobs WHERE project = ? AND model = ? AND idempotency_key = ?",
             (project, model, idempotency_key),
         ).fetchone()
-        if row is not None and JobState(row["state"]) is not JobState.INTERRUPTED:
-            return _job(row), False
+        if row is None:
+            return None
+        if None not in (digest, row["digest"]) and digest != row["digest"]:
+            raise ConflictError(
+                f"idempotency_key: {idempotency_key!r} belongs to another request ({row['id']}). Repeat that request word for "
+                "word, or send this one under a new key.",
+                param="idempotency_key",
+            )
+        return _job(row)
+
+    def create_job(
+        self,
+        project: str,
+        model: str,
+        idempotency_key: str,
+        kind: JobKind = JobKind.TRAIN,
+        digest: str | None = None,
+    ) -> tuple[Job, bool]:
+        """Create a job, or find the one that has this idempotency key. Raises ConflictError as ``find_job`` does.
+
+        Returns:
+            The job, and whether its work is still to be started: True for a new job and for one that was interrupted.
+        """
+        known = self.find_job(project, model, idempotency_key, digest)
+        if known is not None and known.state is not JobState.INTERRUPTED:
+            return known, False
+        job_id = f"job_{uuid.uuid4().hex[:16]}" if known is None else known.id
         with transaction(self._db):
-            if row is None:
-                job_id = f"job_{uuid.uuid4().hex[:16]}"
+            if known is None:
                 self._db.execute(
-                    "INSERT INTO jobs (id, project, model, idempotency_key, kind, state, created_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (job_id, project, model, idempotency_key, kind, JobState.QUEUED, time.time()),
+                    "INSERT INTO jobs (id, project, model, idempotency_key, kind, state, created_at, digest)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    (job_id, project, model, idempotency_key, kind, JobState.QUEUED, time.time(), digest),
                 )
-            else:
-                job_id = row["id"]
+            else:  # the step that it was making may be another job's by now
                 self._db.execute(
-                    "UPDATE jobs SET state = ?, finished_at = NULL, error = NULL WHERE id = ?",
+                    "UPDATE jobs SET state = ?, finished_at = NULL, error = NULL, target_step = NULL WHERE id = ?",
                     (JobState.QUEUED, job_id),
                 )
         return self.job(job_id), True
@@ -149,7 +175,7 @@ class RunStore:
         return _job(row)
 
     def unfinished_jobs(self) -> list[tuple[Job, int | None]]:
-        """Jobs that a stopped service left behind, each with the step that it was making."""
+        """Jobs that have not ended, each with the step that it is making; ``None`` for one that waits for its turn."""
         rows = self._db.execute(
             "SELECT * FROM jobs WHERE state IN (?, ?)", (JobState.QUEUED, JobState.RUNNING)
         ).fetchall()

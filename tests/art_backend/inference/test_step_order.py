@@ -7,7 +7,7 @@ import pytest
 from tests.art_backend.inference.conftest import WITH_A_MODEL
 
 from art.wire import TrainOptions
-from art_backend.inference.client import EngineError
+from art_backend.errors import EngineFailedError
 from art_backend.inference.contract import Sampling
 from art_backend.inference.process import EngineSettings
 from art_backend.orchestrator import StepRunner
@@ -104,7 +104,7 @@ async def test_the_engine_sleeps_while_the_trainer_works_and_its_calls_go_on(eng
     await reading
     assert tokens == alone.token_ids, "frozen and gone on"
 
-    with pytest.raises(EngineError):
+    with pytest.raises(EngineFailedError, match="Step 2 is trained and saved, but not served"):
         await step()  # its adapter cannot be read
     assert not await engine.client.is_sleeping()
     assert (await engine.client.generate(name, [7, 8], LONG)).token_ids == alone.token_ids
