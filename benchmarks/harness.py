@@ -2,6 +2,8 @@
 
 import json
 import os
+import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -83,10 +85,28 @@ def measure_in_child(module: str, arguments: Sequence[str], environment: Mapping
     return json.loads(result.stdout.splitlines()[-1])
 
 
+def describe_machine() -> str:
+    """Name the processor that figures come from, what it multiplies natively, and the type that every side computes in."""
+    from art_backend.compute import choose_device, choose_dtype
+
+    device = choose_device()
+    dtype = str(choose_dtype("auto", device)).removeprefix("torch.")
+    if device.type == "cuda":
+        import torch
+
+        return f"{torch.cuda.get_device_name()}, {dtype}"
+    info = Path("/proc/cpuinfo")
+    fields = dict(re.findall(r"^(model name|flags)\s*: (.*)$", info.read_text(), re.M)) if info.exists() else {}
+    flags = fields.get("flags", "").split()
+    units = "AMX" if "amx_bf16" in flags else "AVX-512" if "avx512f" in flags else "neither AMX nor AVX-512"
+    return f"{fields.get('model name', platform.machine())} ({units}), {os.cpu_count()} cores, {dtype}"
+
+
 def report(rows: Sequence[Row], json_path: Path | None) -> None:
-    """Print the table; write the rows where asked."""
+    """Print the table and the machine that made it; write the rows where asked."""
+    machine = describe_machine()
     peers = list(dict.fromkeys(row.peer_name for row in rows if row.peer_name))
-    table = Table(box=box.SIMPLE_HEAD, title=f"peer: {peers[0]}" if len(peers) == 1 else None)
+    table = Table(box=box.SIMPLE_HEAD, title=f"peer: {peers[0]}" if len(peers) == 1 else None, caption=machine)
     for heading in ("", "ours", "peer", "unit", "ratio", "target", ""):
         table.add_column(heading, justify="right" if heading in {"ours", "peer", "ratio"} else "left")
     for row in rows:
@@ -97,7 +117,7 @@ def report(rows: Sequence[Row], json_path: Path | None) -> None:
         table.add_row(name, _figure(row.ours), peer, row.unit, ratio, row.target, verdict)
     Console().print(table)
     if json_path is not None:
-        json_path.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+        json_path.write_text(json.dumps([asdict(row) | {"machine": machine} for row in rows], indent=1))
 
 
 def _figure(value: float) -> str:

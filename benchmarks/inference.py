@@ -6,7 +6,8 @@
 tokens between them. They go over HTTP, each rollout on its own, and sample from an adapter of rank 8, as in training: on the
 embedded engine, on vLLM itself, and through our gateway over the same vLLM. Both engines are also asked for the model without
 an adapter. ``generate`` gets that, too, and all rollouts of a turn as one batch without padding, with its KV cache. All compute
-in bf16, with the same threads and environment, and sample at temperature 1. Loading and a warm-up are not timed; the
+in the type that the processor multiplies fastest (bfloat16 where it does so natively, else float32), with the same threads and
+environment, and sample at temperature 1. Loading and a warm-up are not timed; the
 sides are measured in turn, three times.
 
 Then 50 versions of an adapter are published while agents talk, on both engines; and the embedded engine alone gets a load in
@@ -188,9 +189,12 @@ def measure_peer(model_path: Path, threads: int) -> Measurement:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from art_backend.compute import choose_dtype
+
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.bfloat16).eval()
+    dtype = choose_dtype("auto", torch.device("cpu"))
+    model: Any = AutoModelForCausalLM.from_pretrained(model_path, dtype=dtype).eval()
     tokens = Tokens()
     histories = torch.tensor(starts(tokens))
 

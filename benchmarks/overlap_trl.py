@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from art_backend.compute import choose_device, choose_dtype
 from benchmarks.overlap_environment import ANSWER, LEARNING_RATE, MAX_TOKENS, TURNS, latency, letters, prompt, reward
 
 
@@ -124,10 +125,11 @@ def main() -> None:
     parser.add_argument("--latency-scale", type=float, required=True)
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(options.model)
+    dtype = choose_dtype("auto", choose_device())
     rollouts, clock = Rollouts(tokenizer, options.seed, options.latency_scale), Clock()
     with tempfile.TemporaryDirectory() as directory:
         trainer = GRPOTrainer(
-            model=AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.bfloat16),
+            model=AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype),
             reward_funcs=lambda outcome, **_: outcome,
             args=GRPOConfig(
                 output_dir=directory,
@@ -141,7 +143,7 @@ def main() -> None:
                 beta=0.0,
                 gradient_checkpointing=False,
                 use_cpu=not torch.cuda.is_available(),
-                bf16=True,
+                bf16=dtype == torch.bfloat16,
                 seed=options.seed,
                 report_to="none",
                 save_strategy="no",

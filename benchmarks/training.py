@@ -4,11 +4,13 @@
 
 Every measurement is a process of its own, which loads the model, takes one step to warm up and one that is timed, and reports
 its peak memory. Sides alternate (ours, TRL, ours, TRL …), so that a change in the machine's load meets both. Ours includes all
-that a step does: packing, canaries, the checkpoint. TRL is fed the same rows through ``rollout_func`` with ``env_mask``, in bf16,
+that a step does: packing, canaries, the checkpoint. TRL is fed the same rows through ``rollout_func`` with ``env_mask``,
 one row per micro-batch, without gradient checkpointing (which would save it memory and cost it time). A micro-batch of its
 being one row, its warm-up has the two longest rows whole, and the others cut short: that shows it every shape, in less time.
 
-The table also has, for each batch, which share of the machine's bf16 matrix rate the useful arithmetic of our step reached,
+Both sides compute in the type that the processor multiplies fastest: bfloat16 where it does so natively, else float32.
+
+The table also has, for each batch, which share of the machine's matrix rate in that type the useful arithmetic of our step reached,
 and which share of the step's processor time each kind of work took. On two cores of one's own, all three batches take about
 20 minutes, the branching one 8.
 """
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from art.wire import LoraSpec, TokenRow, TrainOptions
-from benchmarks.harness import Row, alternate, measure_in_child, report
+from benchmarks.harness import Row, alternate, console, describe_machine, measure_in_child, report
 from benchmarks.harness import compare as compare_sides
 
 BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -103,7 +105,7 @@ class Measurement:
     """Processor time of all threads: what ``seconds`` would be about, times the threads, on a machine of one's own."""
     peak_mb: float
     matrix_share: float | None = None
-    """Part of the machine's bf16 matrix rate that the useful arithmetic reached."""
+    """Part of the machine's matrix rate in the compute type that the useful arithmetic reached."""
     breakdown: dict[str, float] | None = None
     """Share of the step's processor time, by kind of work."""
 
@@ -148,10 +150,13 @@ def useful_flops(model: Path, packed_tokens: float, trained_tokens: float) -> fl
 
 
 def matrix_rate() -> float:
-    """Floating-point operations per second of a large bf16 product on this machine, now."""
+    """Floating-point operations per second of a large product in the compute type on this machine, now."""
     import torch
 
-    a, b = (torch.randn(2_048, 2_048).bfloat16() for _ in range(2))
+    from art_backend.compute import choose_dtype
+
+    dtype = choose_dtype("auto", torch.device("cpu"))
+    a, b = (torch.randn(2_048, 2_048).to(dtype) for _ in range(2))
     best = 0.0
     for _ in range(5):
         started = time.perf_counter()
@@ -192,9 +197,11 @@ def measure_trl(batch: list[list[TokenRow]], model: Path, threads: int, output_d
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
 
+    from art_backend.compute import choose_device, choose_dtype
     from art_backend.training.memory import peak_memory_bytes
 
     torch.set_num_threads(threads)
+    dtype = choose_dtype("auto", choose_device())
     rows = [(float(i % 2), row) for i, member in enumerate(batch) for row in member]
     steps = iter([shorten_all_but_two(rows), rows])
 
@@ -223,7 +230,7 @@ def measure_trl(batch: list[list[TokenRow]], model: Path, threads: int, output_d
 
     clock = Clock()
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16),
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=dtype),
         reward_funcs=score,
         args=GRPOConfig(
             output_dir=str(output_dir),
@@ -238,7 +245,7 @@ def measure_trl(batch: list[list[TokenRow]], model: Path, threads: int, output_d
             beta=0.0,
             gradient_checkpointing=False,
             use_cpu=not torch.cuda.is_available(),
-            bf16=True,
+            bf16=dtype == torch.bfloat16,
             report_to="none",
             save_strategy="no",
             logging_strategy="no",
@@ -264,6 +271,35 @@ def shorten_all_but_two(rows: list[tuple[float, TokenRow]]) -> list[tuple[float,
 
 
 # The comparison.
+
+
+SHARES = {"bfloat16": {"ours": 0.22, "trl": 0.12}, "float32": {"ours": 0.29, "trl": 0.38}}
+"""Parts of the matrix rate that were seen by compute type, for an estimate of how long the benchmark takes."""
+
+
+def estimate_seconds(names: list[str], model: Path, quick: bool, rounds: int, rate: float) -> float:
+    """Estimate how long the measurements take on a machine of this matrix rate: our steps (to warm up, timed, and once
+    profiled) over packed tokens, and TRL's (to warm up on two rows, and timed) over whole rows."""
+    import torch
+
+    from art_backend.compute import choose_dtype
+    from art_backend.training.batch import training_row
+    from art_backend.training.packing import pack_rows
+    from art_backend.training.trainer import MICRO_BATCH_TOKENS
+
+    shares = SHARES[str(choose_dtype("auto", torch.device("cpu"))).removeprefix("torch.")]
+    seconds = 0.0
+    for name in names:
+        batch = make_batch(name, quick)
+        rows = [row for member in batch for row in member]
+        packed = sum(
+            pack.size for pack in pack_rows([training_row(row, 1.0, None) for row in rows], MICRO_BATCH_TOKENS["cpu"])
+        )
+        whole, two = sum(len(row.token_ids) for row in rows), 2 * max(len(row.token_ids) for row in rows)
+        trained = sum(sum(row.sampled) for row in rows)
+        seconds += (2 * rounds + 1) * useful_flops(model, packed, trained) / rate / shares["ours"]
+        seconds += rounds * useful_flops(model, whole + two, whole + two) / rate / shares["trl"]
+    return seconds
 
 
 def run_child(side: str, batch: str, model: Path, threads: int, quick: bool, profile: bool) -> Measurement:
@@ -298,7 +334,7 @@ def make_rows(name: str, members: int, ours: list[Measurement], peer: list[Measu
         compare_sides(f"{name}: peak memory", memory, peer_memory, peer_name=PEER, unit="MB", at_most=target.memory)
     )
     shares = [m.matrix_share for m in ours if m.matrix_share is not None]
-    rows.append(_own(f"{name}: of the bf16 matrix rate", statistics.median(shares)))
+    rows.append(_own(f"{name}: of the matrix rate", statistics.median(shares)))
     for breakdown in (m.breakdown for m in ours if m.breakdown is not None):
         rows += [_own(f"{name}: time in {kind}", share) for kind, share in breakdown.items()]
     return rows
@@ -311,7 +347,9 @@ def _own(name: str, share: float) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="smaller batches, one round; ends within minutes")
+    parser.add_argument(
+        "--quick", action="store_true", help="smaller batches, one round; begins by saying how long it takes"
+    )
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--model", type=Path, help=f"directory of the model; found by name without it ({BASE_MODEL})")
     parser.add_argument("--batch", choices=list(TARGETS), help="this batch alone")
@@ -336,9 +374,15 @@ def main() -> None:
         from art_backend.base_models import find_base_model
 
         options.model = find_base_model(BASE_MODEL)
+    names, rounds = [options.batch] if options.batch else list(TARGETS), 1 if options.quick else 3
+    rate = matrix_rate()
+    expected = estimate_seconds(names, options.model, options.quick, rounds, rate)
+    console.print(
+        f"{describe_machine()}: {rate / 1e9:,.0f} GFLOP/s. This takes about {max(expected / 60, 1):.0f} minutes."
+    )
     rows: list[Row] = []
-    for name in [options.batch] if options.batch else list(TARGETS):
-        rows += compare(name, options.model, options.threads, options.quick, rounds=1 if options.quick else 3)
+    for name in names:
+        rows += compare(name, options.model, options.threads, options.quick, rounds)
     report(rows, options.json)
 
 

@@ -1,5 +1,8 @@
+import json
+import re
+
 import pytest
-from benchmarks.harness import compare, hold
+from benchmarks.harness import compare, hold, report
 
 
 @pytest.mark.parametrize(
@@ -22,3 +25,12 @@ def test_a_figure_is_held_against_a_bound_of_its_own_or_one_beyond_the_peer_s(va
     assert (alone.ours, alone.peer, alone.ratio, alone.target, alone.ok) == (value, None, None, "≤ 5", ok)
     beyond = hold("latency", value, unit="ms", at_most=3, more_than=("peer", 2.0))
     assert (beyond.peer, beyond.ratio, beyond.target, beyond.ok) == (2.0, value / 2, "≤ 3 more", ok)
+
+
+def test_figures_name_their_machine(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("ART_COMPUTE_DTYPE", "float32")
+    report([compare("speed", [8.0], [2.0], peer_name="peer", unit="1/s")], tmp_path / "rows.json")
+    (row,) = json.loads((tmp_path / "rows.json").read_text())
+    assert row["ratio"] == 4
+    assert re.fullmatch(r".+ \((AMX|AVX-512|neither AMX nor AVX-512)\), \d+ cores, float32", row["machine"])
+    assert "float32" in capsys.readouterr().out

@@ -1,5 +1,13 @@
 import pytest
-from benchmarks.training import TARGETS, Measurement, break_down, make_batch, make_rows, shorten_all_but_two
+from benchmarks.training import (
+    TARGETS,
+    Measurement,
+    break_down,
+    estimate_seconds,
+    make_batch,
+    make_rows,
+    shorten_all_but_two,
+)
 
 
 @pytest.mark.parametrize(
@@ -31,8 +39,16 @@ def test_the_table_tells_speed_memory_the_matrix_rate_and_where_the_rest_goes(na
     rows = {row.name.split(": ")[1]: row for row in make_rows(name, 8, ours, [Measurement(5.0, 10.0, 300.0)] * 2)}
     assert (rows["speed"].ours, rows["speed"].ratio, rows["speed"].ok) == (8.0, 5.0, True)
     assert rows["peak memory"].ratio == pytest.approx(1 / 3)
-    assert rows["of the bf16 matrix rate"].ours == 0.4
+    assert rows["of the matrix rate"].ours == 0.4
     kinds = {name.removeprefix("time in "): row.ours for name, row in rows.items() if name.startswith("time in ")}
     assert (kinds["linear layers"], kinds["copies and conversions"]) == (0.6, 0.3)
     assert kinds["rest"] == pytest.approx(0.1)
     assert sum(kinds.values()) == pytest.approx(1)
+
+
+def test_the_time_it_takes_is_estimated_from_the_machine(tiny_model_path):
+    """Twice the matrix rate, half the time; three rounds have 7 of our steps and 3 of TRL's, one round 3 and 1."""
+    slow, fast = (estimate_seconds(["plain"], tiny_model_path, True, 1, rate) for rate in (1e9, 2e9))
+    assert slow == pytest.approx(2 * fast)
+    three = estimate_seconds(["plain"], tiny_model_path, True, 3, 1e9)
+    assert 7 / 3 < three / slow < 3

@@ -11,8 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+import torch
 from transformers import AutoConfig
 
+from art_backend.compute import choose_dtype
 from art_backend.errors import BadRequestError
 from art_backend.inference.key_check.art_key_check import KEY_VARIABLE
 from art_backend.inference.process import CPU_ENVIRONMENT, EngineSettings, Launch, Launcher
@@ -141,7 +143,7 @@ def _launch(
     argv = [installation.python, "-m", "vllm.entrypoints.openai.api_server"]
     argv += ["--host", "127.0.0.1", "--port", str(port), "--middleware", "art_key_check.KeyCheck"]
     argv += ["--model", str(settings.model_path)]
-    argv += ["--dtype", settings.dtype, "--max-num-seqs", str(settings.max_num_seqs)]
+    argv += ["--dtype", _dtype(installation, settings), "--max-num-seqs", str(settings.max_num_seqs)]
     argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     # scores in float32, as the trainer computes them: in bf16 their rounding alone moves a log-probability by 0.1
     argv += ["--hf-overrides", '{"head_dtype": "float32"}']
@@ -201,6 +203,13 @@ def _refuse_tied(model_path: Path) -> None:
             "that it does not renew when weights are replaced. Start the service with --engine torch.",
             param="full_finetune",
         )
+
+
+def _dtype(installation: VllmInstallation, settings: EngineSettings) -> str:
+    """On a CPU ``auto`` is the trainer's choice: vLLM's own is the checkpoint's type, which many CPUs only emulate."""
+    if settings.dtype != "auto" or installation.device == "cuda":
+        return settings.dtype
+    return str(choose_dtype("auto", torch.device("cpu"))).removeprefix("torch.")
 
 
 def _rank(rank: int) -> int:

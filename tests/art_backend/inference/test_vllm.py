@@ -62,6 +62,14 @@ def test_arguments_follow_the_model(settings):
     assert launch.defaults["OMP_NUM_THREADS"] == "2"
 
 
+def test_a_cpu_computes_in_the_trainer_s_type(settings, monkeypatch):
+    """vLLM's own ``auto`` is the checkpoint's type, which many CPUs only emulate; a GPU's is right."""
+    monkeypatch.setenv("ART_COMPUTE_DTYPE", "float32")
+    assert options(vllm_engine(CPU)(settings, 8123, "secret"))["--dtype"] == "float32"
+    assert options(vllm_engine(CPU)(replace(settings, dtype="bfloat16"), 8123, "secret"))["--dtype"] == "bfloat16"
+    assert options(vllm_engine(CUDA)(settings, 8123, "secret"))["--dtype"] == "auto"
+
+
 def test_the_key_is_in_the_environment_alone(settings):
     launch = vllm_engine(CPU)(settings, 8123, "secret")
     assert not any("secret" in word for word in launch.argv)
