@@ -22,7 +22,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -37,7 +36,7 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
-from benchmarks.gateway_service import ENGINE_FILE
+from benchmarks.gateway_service import ENGINE_FILE, free_port
 from benchmarks.harness import Row, alternate, compare, console, hold, measure_in_child, report
 from benchmarks.load import Load
 from benchmarks.scripted_engine import MODEL
@@ -123,12 +122,6 @@ def cpu_s(pids: Sequence[int]) -> float:
     """Processor seconds that processes and their children have taken so far."""
     processes = [one for pid in pids for one in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))]
     return sum(times.user + times.system for times in (one.cpu_times() for one in processes))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def wait_for(what: str, look: Callable[[], T | None], process: "subprocess.Popen[Any]", log: Path) -> T:

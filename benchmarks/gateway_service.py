@@ -5,6 +5,7 @@
 
 import argparse
 import json
+import socket as socketlib
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -18,18 +19,28 @@ from art_backend.inference.process import EngineSettings, Launch, Launcher
 from art_backend.settings import Settings
 
 ENGINE_FILE = "engine.json"
+URL_VARIABLE = "ART_BENCH_ENGINE_URL"
 
 
-def noted(directory: Path, launcher: Launcher, settings: EngineSettings, port: int, api_key: str) -> Launch:
+def noted(directory: Path, launcher: Launcher, settings: EngineSettings, socket: Path, api_key: str) -> Launch:
     """Launch an engine, and write down where it is."""
-    (directory / ENGINE_FILE).write_text(json.dumps({"url": f"http://127.0.0.1:{port}", "api_key": api_key}))
-    return launcher(settings, port, api_key)
+    launch = launcher(settings, socket, api_key)
+    url = launch.env.get(URL_VARIABLE, f"unix:{socket}")
+    (directory / ENGINE_FILE).write_text(json.dumps({"url": url, "api_key": api_key}))
+    return launch
 
 
-def scripted_engine(_: EngineSettings, port: int, api_key: str) -> Launch:
-    """Launch the scripted engine."""
-    argv = [sys.executable, "-m", "benchmarks.scripted_engine", "--port", str(port)]
-    return Launch("scripted engine", argv, env={"ART_ENGINE_KEY": api_key})
+def scripted_engine(_: EngineSettings, socket: Path, api_key: str) -> Launch:
+    """Launch the scripted engine, which listens on a port too, for its peers."""
+    port = free_port()
+    argv = [sys.executable, "-m", "benchmarks.scripted_engine", "--uds", str(socket), "--port", str(port)]
+    return Launch("scripted engine", argv, env={"ART_ENGINE_KEY": api_key, URL_VARIABLE: f"http://127.0.0.1:{port}"})
+
+
+def free_port() -> int:
+    with socketlib.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import random
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,12 +130,14 @@ async def _answer(send: Any, value: Any, status: int = 200) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scripted_engine", description=__doc__)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--uds", required=True, help="Unix socket to listen on, beside the port")
     options = parser.parse_args()
     engine = ScriptedEngine(os.environ["ART_ENGINE_KEY"])
-    uvicorn.run(
-        engine, host="127.0.0.1", port=options.port, log_level="error", lifespan="off", backlog=4096,
-        timeout_keep_alive=600,
-    )  # fmt: skip
+    listeners = [socket.socket(), socket.socket(socket.AF_UNIX)]
+    listeners[0].bind(("127.0.0.1", options.port))
+    listeners[1].bind(options.uds)
+    config = uvicorn.Config(engine, log_level="error", lifespan="off", backlog=4096, timeout_keep_alive=600)
+    uvicorn.Server(config).run(sockets=listeners)
 
 
 if __name__ == "__main__":

@@ -28,8 +28,9 @@ class VllmService:
     """A running service whose engine is vLLM."""
 
     engine: EngineClient
-    engine_url: str
     engine_key: str
+    engine_session: aiohttp.ClientSession
+    """Connects to the engine's own socket, whatever the URL."""
     url: str
     key: str
     session: aiohttp.ClientSession
@@ -43,18 +44,20 @@ class VllmService:
 
     async def complete(self, prompt: list[int], count: int, rollout_key: str) -> list[int]:
         """Sample after a prompt of ids through the gateway, as a rollout."""
-        return await self._complete(self.url, rollout_key, "m", prompt, count)
+        return await self._complete(self.session, self.url, rollout_key, "m", prompt, count)
 
     async def ask_engine(self, prompt: list[int], count: int, model: str) -> list[int]:
         """Sample after a prompt of ids from vLLM itself."""
-        return await self._complete(self.engine_url, self.engine_key, model, prompt, count)
+        return await self._complete(self.engine_session, "http://engine", self.engine_key, model, prompt, count)
 
-    async def _complete(self, url: str, key: str, model: str, prompt: list[int], count: int) -> list[int]:
+    async def _complete(
+        self, session: aiohttp.ClientSession, url: str, key: str, model: str, prompt: list[int], count: int
+    ) -> list[int]:
         """By OpenAI completions."""
         body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": count, "temperature": 1.0}
         body |= {"return_token_ids": True, "logprobs": 0}
         headers = {"Authorization": f"Bearer {key}"}
-        async with self.session.post(f"{url}/v1/completions", json=body, headers=headers) as response:
+        async with session.post(f"{url}/v1/completions", json=body, headers=headers) as response:
             return (await _read(response))["choices"][0]["token_ids"]
 
     async def count_computed(self) -> float:
@@ -97,9 +100,11 @@ async def serve_vllm(base_model: str, python: Path, threads: int) -> AsyncIterat
                     await _read(response)
                 engine = json.loads((directory / ENGINE_FILE).read_text())
                 client = EngineClient(engine["url"], engine["api_key"])
-                yield VllmService(
-                    client, engine["url"], engine["api_key"], at["url"], at["api_key"], session, base_model
-                )
+                connector = aiohttp.UnixConnector(engine["url"].removeprefix("unix:"), limit=0)
+                async with aiohttp.ClientSession(
+                    connector=connector, timeout=aiohttp.ClientTimeout(total=None)
+                ) as direct:
+                    yield VllmService(client, engine["api_key"], direct, at["url"], at["api_key"], session, base_model)
                 await client.close()
         finally:
             await child.stop(grace_s=20)

@@ -6,7 +6,6 @@ with the tail of the child's log.
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import sys
@@ -14,10 +13,26 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TypeVar
 
+import psutil
+
 T = TypeVar("T")
 
 LOG_TAIL_LINES = 30
-_PR_SET_PDEATHSIG = 1
+
+PULSE_S = 2.0
+"""How often a child is looked at that should show life."""
+SILENT_PULSES = 5
+"""So many without life, and it is ended."""
+LEAST_WORK_S = 0.02
+"""Processor seconds in ``PULSE_S`` that are a sign of life."""
+
+_TIE = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+if os.getppid() != int(sys.argv[1]):  # the parent died before the request was in place
+    sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 BRIEF_WAITING = {"GOMP_SPINCOUNT": "10000"}
 """For children that compute: waiting threads spin for about a tenth of a millisecond, then sleep. By default they spin for so
@@ -41,19 +56,46 @@ def read_tail(log_path: Path, lines: int) -> str:
     return ""
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """Return a hook that makes the kernel end the child when its parent dies, where the kernel can (Linux)."""
+def _tied_to_this_process(argv: Sequence[str]) -> list[str]:
+    """Return a command that asks the kernel to end it when this process dies, where the kernel can, and becomes ``argv``.
+
+    Asking after the fork would run Python in a copy of a process with threads, which may deadlock.
+    """
     if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None).prctl
-    parent = os.getpid()
+        return list(argv)
+    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *argv]
 
-    def hook() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # the parent died before the request was in place
-            os._exit(1)
 
-    return hook
+class Pulse:
+    """Tells a process that hangs from one that is busy: the first is silent and computes nothing, or is stopped.
+
+    Args:
+        pid: The process; what it started counts too.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._cpu_s = 0.0
+        self._silent = 0
+
+    def hangs(self, *, heard: bool) -> bool:
+        """Take note of another ``PULSE_S`` seconds; return whether it was without life for ``SILENT_PULSES`` of them.
+
+        Args:
+            heard: Whether it said something meanwhile.
+        """
+        cpu_s, stopped = 0.0, False
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self._pid)
+            for one in (process, *process.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    times = one.cpu_times()
+                    cpu_s += times.user + times.system
+                    stopped = stopped or one.status() == psutil.STATUS_STOPPED
+        worked = cpu_s - self._cpu_s >= LEAST_WORK_S
+        self._cpu_s = cpu_s
+        self._silent = 0 if (heard or worked) and not stopped else self._silent + 1
+        return self._silent >= SILENT_PULSES
 
 
 class ChildProcess:
@@ -68,6 +110,7 @@ class ChildProcess:
         self.process = process
         self.log_path = log_path
         self._died = asyncio.ensure_future(process.wait())
+        self._hung = False
 
     @classmethod
     async def start(
@@ -90,13 +133,12 @@ class ChildProcess:
         log: IO[bytes]
         with log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *argv,
+                *_tied_to_this_process(argv),
                 stdin=asyncio.subprocess.PIPE if pipes else asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if pipes else log,
                 stderr=log,
                 env={**(defaults or {}), **os.environ, **(env or {})},
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
                 limit=64 * 2**20,
             )
         return cls(name, process, log_path)
@@ -116,7 +158,9 @@ class ChildProcess:
     def describe_death(self) -> str:
         code = self.process.returncode
         how = (
-            f"was ended by signal {signal.Signals(-code).name}"
+            f"answered nothing and computed nothing for {PULSE_S * SILENT_PULSES:g} s, so it was ended"
+            if self._hung
+            else f"was ended by signal {signal.Signals(-code).name}"
             if code is not None and code < 0
             else f"exited with code {code}"
         )
@@ -153,6 +197,26 @@ class ChildProcess:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+
+    async def watch(self, listen: Callable[[], Awaitable[bool]]) -> None:
+        """End the child by force once it hangs; return when it has ended.
+
+        Args:
+            listen: Returns whether the child shows life, as soon as it is known.
+        """
+        pulse, loop = Pulse(self.pid), asyncio.get_running_loop()
+        while self.alive:
+            end = loop.time() + PULSE_S
+            try:
+                async with asyncio.timeout_at(end):
+                    heard = await listen()
+            except TimeoutError:
+                heard = False
+            await asyncio.wait({self._died}, timeout=max(0.0, end - loop.time()))
+            if await asyncio.to_thread(pulse.hangs, heard=heard) and self.alive:
+                self._hung = True
+                self._signal_group(signal.SIGKILL)
+                await asyncio.wait({self._died})
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """End the child and everything in its process group: politely, then by force."""

@@ -91,7 +91,7 @@ def test_the_cache_has_room_for_a_sequence_of_full_length(tmp_path, tiny_model_p
 def test_an_engine_that_computes_for_the_largest_rank_gets_the_registered_one(tmp_path, tiny_model_path):
     settings = Settings(path=tmp_path, api_key="k", engine="torch")
     spec = RegisterModel(project="p", name="m", base_model=str(tiny_model_path))
-    other = Engines(settings, lambda settings, port, key: Launch("other", []))
+    other = Engines(settings, lambda settings, socket, key: Launch("other", []))
     ranks = [engines.host(spec, tiny_model_path, 16).settings.max_lora_rank for engines in (other, Engines(settings))]
     assert ranks == [16, 512]
 

@@ -10,6 +10,7 @@ import time
 import psutil
 import pytest
 
+from art_backend import process
 from art_backend.process import ChildProcess, DeadlineExceededError, ProcessDiedError
 
 
@@ -150,3 +151,55 @@ async def test_a_default_of_the_environment_gives_way_to_what_the_user_has_set(t
     child = await ChildProcess.start([sys.executable, "-c", script], name="child", log_path=log, defaults=defaults)
     assert await child.wait() == 0
     assert log.read_text() == "mine default\n"
+
+
+BUSY = "while True: pass"
+IDLE = "import time; time.sleep(600)"
+
+
+@pytest.mark.parametrize(
+    ("script", "answers", "number", "lives"),
+    [
+        (IDLE, False, None, False),
+        (BUSY, False, None, True),
+        (IDLE, True, None, True),
+        (IDLE, True, signal.SIGSTOP, False),
+        (BUSY, False, signal.SIGSTOP, False),
+    ],
+)
+async def test_a_child_that_hangs_is_ended_and_one_that_works_or_answers_is_not(
+    start, monkeypatch, script, answers, number, lives
+):
+    monkeypatch.setattr(process, "PULSE_S", 0.4)  # a busy child gets a twentieth of a core in that time, anywhere
+    child = await start(script)
+    if number is not None:
+        child.process.send_signal(number)
+
+    async def listen():
+        return answers or await forever()
+
+    watching = asyncio.ensure_future(child.watch(listen))
+    waiting = asyncio.ensure_future(child.guard(forever(), deadline_s=None, doing="an answer"))
+    if lives:
+        await asyncio.wait({watching}, timeout=5)
+        assert child.alive and not watching.done()
+        watching.cancel()
+        waiting.cancel()
+    else:
+        with pytest.raises(ProcessDiedError, match=r"answered nothing and computed nothing for 2 s, so it was ended"):
+            await asyncio.wait_for(waiting, 30)
+        await asyncio.wait_for(watching, 30)
+
+
+async def test_a_child_of_the_child_that_is_stopped_counts(start, monkeypatch):
+    monkeypatch.setattr(process, "PULSE_S", 0.4)
+    child = await start(
+        "import subprocess, sys, time\n"
+        "inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(inner.pid)\n"
+        "time.sleep(600)\n"
+    )
+    await logged(child, "\n")
+    os.kill(int(child.log_tail()), signal.SIGSTOP)
+    await asyncio.wait_for(child.watch(lambda: asyncio.sleep(0, True)), 30)
+    assert not child.alive

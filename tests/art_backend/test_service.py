@@ -1,6 +1,7 @@
 """The service itself, without models."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -110,5 +111,5 @@ async def test_a_model_is_not_deleted_while_it_is_trained(tmp_path, tiny_model_p
     await service.close()
 
 
-def _no_engine(settings: EngineSettings, port: int, api_key: str) -> Launch:
+def _no_engine(settings: EngineSettings, socket: Path, api_key: str) -> Launch:
     raise ProcessDiedError("this test has no engine")

@@ -45,11 +45,13 @@ class EngineClient:
     calls in ``EngineProcess.guard`` where a deadline is needed.
 
     Args:
-        base_url: Such as ``http://127.0.0.1:8123``.
+        address: ``unix:`` and the path of a socket, or a URL such as ``http://127.0.0.1:8123``.
     """
 
-    def __init__(self, base_url: str, api_key: str) -> None:
-        self.base_url = base_url.rstrip("/")
+    def __init__(self, address: str, api_key: str) -> None:
+        self.address = address.rstrip("/")
+        self._socket = address.removeprefix("unix:") if address.startswith("unix:") else None
+        self._base_url = self.address if self._socket is None else "http://engine"
         self._headers = {"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"}
         self._session: aiohttp.ClientSession | None = None
 
@@ -107,7 +109,7 @@ class EngineClient:
                     finished = finished or delta.finish_reason is not None
                     yield delta
         if not finished:
-            raise EngineUnreachableError(f"The engine at {self.base_url} ended a stream before its last token.")
+            raise EngineUnreachableError(f"The engine at {self.address} ended a stream before its last token.")
 
     async def greedy_logprobs(self, model: str, token_ids: list[int]) -> list[float]:
         """Log-probability of the likeliest next token, from every engine that answers under this address: from this one."""
@@ -187,7 +189,7 @@ class EngineClient:
         """Send a request; the response is open within the block, and leaving the block early ends it on both sides."""
         try:
             async with self._connections().request(
-                method, f"{self.base_url}{path}", data=content, params=params, headers=self._headers
+                method, f"{self._base_url}{path}", data=content, params=params, headers=self._headers
             ) as response:
                 if response.status >= 400:
                     error = _error(response.status, await response.read())
@@ -195,15 +197,20 @@ class EngineClient:
                 yield response
         except aiohttp.ClientError as error:
             raise EngineUnreachableError(
-                f"The engine at {self.base_url} does not answer: {type(error).__name__} {error}".rstrip()
+                f"The engine at {self.address} does not answer: {type(error).__name__} {error}".rstrip()
             ) from error
 
     def _connections(self) -> aiohttp.ClientSession:
         """The kept-alive connections; made by the first call, since they belong to its event loop."""
         if self._session is None:
+            # every call in flight has its own connection; a limit would queue calls here, unseen by the engine
+            connector = (
+                aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
+                if self._socket is None
+                else aiohttp.UnixConnector(self._socket, limit=0, keepalive_timeout=KEEP_ALIVE_S)
+            )
             self._session = aiohttp.ClientSession(
-                # every call in flight has its own connection; a limit would queue calls here, unseen by the engine
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
+                connector=connector,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
@@ -216,7 +223,7 @@ class EngineClient:
         try:
             await self.health()
         except (EngineError, EngineUnreachableError):
-            return EngineUnreachableError(f"The engine at {self.base_url} has died: {error.message}")
+            return EngineUnreachableError(f"The engine at {self.address} has died: {error.message}")
         return error
 
 

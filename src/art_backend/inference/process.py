@@ -1,13 +1,17 @@
-"""The engine as a child process: started on a free loopback port with a key of its own, watched, ended by id.
+"""The engine as a child process: started on a socket and with a key of its own, watched, ended by id.
+
+The socket lies in a directory that only this user can enter, so nobody else can listen there, or connect, at any time.
 
 How an engine is started is a ``Launcher``'s business: the embedded engine's is here, others' stand beside it.
 """
 
 import asyncio
 import contextlib
+import os
 import secrets
-import socket
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -21,6 +25,9 @@ from art_backend.inference.key_check.art_key_check import KEY_VARIABLE
 from art_backend.process import BRIEF_WAITING, ChildProcess, DeadlineExceededError, ProcessDiedError
 
 T = TypeVar("T")
+
+LONGEST_SOCKET_PATH = 100
+"""Bytes. Systems take 103 to 107."""
 
 _POLL_S = 0.1
 _DEATH_GRACE_S = 1.0
@@ -76,14 +83,14 @@ class Launch:
     """Makes its client, of address and key."""
 
 
-Launcher = Callable[[EngineSettings, int, str], Launch]
-"""Takes settings, port and key."""
+Launcher = Callable[[EngineSettings, Path, str], Launch]
+"""Takes settings, the Unix socket to listen on, and the key."""
 
 
-def torch_engine(settings: EngineSettings, port: int, api_key: str) -> Launch:
+def torch_engine(settings: EngineSettings, socket: Path, api_key: str) -> Launch:
     """Launch the embedded engine."""
     argv = [sys.executable, "-m", "art_backend.inference.torch_engine"]
-    argv += ["--model", str(settings.model_path), "--served-model-name", settings.served_name, "--port", str(port)]
+    argv += ["--model", str(settings.model_path), "--served-model-name", settings.served_name, "--uds", str(socket)]
     argv += ["--max-num-seqs", str(settings.max_num_seqs), "--dtype", settings.dtype]
     argv += ["--max-loras", str(settings.max_loras), "--max-lora-rank", str(settings.max_lora_rank)]
     argv += ["--kv-cache-mib", str(settings.kv_cache_mib)]
@@ -97,10 +104,13 @@ def torch_engine(settings: EngineSettings, port: int, api_key: str) -> Launch:
 class EngineProcess:
     """A running engine and its client. Use ``await EngineProcess.start(settings)``."""
 
-    def __init__(self, settings: EngineSettings, child: ChildProcess, client: EngineClient) -> None:
+    def __init__(self, settings: EngineSettings, child: ChildProcess, client: EngineClient, place: Path) -> None:
         self.settings = settings
         self.client = client
         self._child = child
+        self._place = place
+        """Directory of its socket."""
+        self._watching: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, settings: EngineSettings, launcher: Launcher = torch_engine) -> "EngineProcess":
@@ -110,8 +120,8 @@ class EngineProcess:
             ProcessDiedError: It ended before it was ready; the message holds the tail of its log.
             DeadlineExceededError: It lives, but made no progress for ``settings.start_timeout_s``.
         """
-        port, api_key = free_port(), secrets.token_urlsafe(24)
-        launch = launcher(settings, port, api_key)
+        place, api_key = _private_directory(), secrets.token_urlsafe(24)
+        launch = launcher(settings, place / "socket", api_key)
         child = await ChildProcess.start(
             launch.argv,
             name=launch.name,
@@ -119,12 +129,13 @@ class EngineProcess:
             env={**launch.env, **visible(settings.devices)},
             defaults=launch.defaults,
         )
-        client = launch.client(f"http://127.0.0.1:{port}", api_key)
-        engine = cls(settings, child, client)
+        client = launch.client(f"unix:{place / 'socket'}", api_key)
+        engine = cls(settings, child, client, place)
         ready = False
         try:
             await child.guard(_ready(client, child, settings.start_timeout_s), deadline_s=None, doing="its start-up")
             ready = True
+            engine._watching = asyncio.create_task(child.watch(engine._answers))
         finally:
             if not ready:
                 await engine.stop()
@@ -182,8 +193,19 @@ class EngineProcess:
 
     async def stop(self) -> None:
         """End the engine and everything it started."""
+        if self._watching is not None:
+            self._watching.cancel()
         await self._child.stop()
         await self.client.close()
+        shutil.rmtree(self._place, ignore_errors=True)
+
+    async def _answers(self) -> bool:
+        """Whether it says that it can compute."""
+        try:
+            await self.client.health()
+        except (EngineError, EngineUnreachableError):
+            return False
+        return True
 
 
 async def _ready(client: EngineClient, child: ChildProcess, patience_s: float) -> None:
@@ -209,8 +231,10 @@ async def _ready(client: EngineClient, child: ChildProcess, patience_s: float) -
             )
 
 
-def free_port() -> int:
-    """A loopback port that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def _private_directory() -> Path:
+    """Make a directory that only this user can enter, with a path short enough for a socket in it."""
+    place = Path(tempfile.mkdtemp(prefix="art-engine-"))
+    if len(os.fsencode(place / "socket")) <= LONGEST_SOCKET_PATH:
+        return place
+    place.rmdir()
+    return Path(tempfile.mkdtemp(prefix="art-engine-", dir="/tmp"))

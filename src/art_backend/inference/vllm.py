@@ -138,10 +138,10 @@ def vllm_engine(installation: VllmInstallation, arguments: tuple[str, ...] = ())
 
 
 def _launch(
-    installation: VllmInstallation, arguments: tuple[str, ...], settings: EngineSettings, port: int, api_key: str
+    installation: VllmInstallation, arguments: tuple[str, ...], settings: EngineSettings, socket: Path, api_key: str
 ) -> Launch:
     argv = [installation.python, "-m", "vllm.entrypoints.openai.api_server"]
-    argv += ["--host", "127.0.0.1", "--port", str(port), "--middleware", "art_key_check.KeyCheck"]
+    argv += ["--uds", str(socket), "--middleware", "art_key_check.KeyCheck"]
     argv += ["--model", str(settings.model_path)]
     argv += ["--dtype", _dtype(installation, settings), "--max-num-seqs", str(settings.max_num_seqs)]
     argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]

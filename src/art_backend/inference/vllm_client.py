@@ -17,8 +17,8 @@ class VllmClient(EngineClient):
         served_name: What vLLM calls its model.
     """
 
-    def __init__(self, base_url: str, api_key: str, served_name: str) -> None:
-        super().__init__(base_url, api_key)
+    def __init__(self, address: str, api_key: str, served_name: str) -> None:
+        super().__init__(address, api_key)
         self._served_name = served_name
         self._weights = served_name
         """Name of the weights that it holds."""

@@ -1,10 +1,11 @@
 """The client of the trainer process."""
 
 import asyncio
+import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ class TrainerProcess:
     def __init__(self, child: ChildProcess) -> None:
         self._child = child
         self._turn = asyncio.Lock()
+        self._heard = asyncio.Event()
+        """Set by every event of the process."""
 
     @classmethod
     async def start(
@@ -154,9 +157,9 @@ class TrainerProcess:
     ) -> dict[str, Any]:
         """Send a command; pass its progress on; return the fields of the event that answers it.
 
-        A caller that is cancelled leaves the answer unread, so the process is ended.
+        A caller that is cancelled leaves the answer unread, so the process is ended. So is one that shows no life.
         """
-        async with self._turn:
+        async with self._turn, self._watched():
             try:
                 await self._child.guard(self._send(command), deadline_s=deadline_s, doing=doing)
                 while True:
@@ -177,6 +180,19 @@ class TrainerProcess:
                 await self._child.stop(grace_s=0.5)
                 raise
 
+    @contextlib.asynccontextmanager
+    async def _watched(self) -> AsyncIterator[None]:
+        async def listen() -> bool:
+            self._heard.clear()
+            return await self._heard.wait()
+
+        watching = asyncio.create_task(self._child.watch(listen))
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
     async def _send(self, command: dict[str, Any]) -> None:
         pipe = self._child.process.stdin
         assert pipe is not None
@@ -189,10 +205,14 @@ class TrainerProcess:
     async def _receive(self) -> dict[str, Any]:
         pipe = self._child.process.stdout
         assert pipe is not None
-        line = await pipe.readline()
-        if not line:
-            await self._lost()
-        return json.loads(line)
+        while True:
+            line = await pipe.readline()
+            if not line:
+                await self._lost()
+            self._heard.set()
+            event = json.loads(line)
+            if event["event"] != "alive":
+                return event
 
     async def _lost(self) -> None:
         """The pipe is closed: tell of the death behind it."""

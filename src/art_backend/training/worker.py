@@ -6,17 +6,20 @@ when its input ends: nothing is lost, because a checkpoint appears whole or not 
 
     {"command": "setup", "setup": {…}, "threads": 2}    → {"event": "ready"}
     {"command": "train", "batch": "/path/batch.json"}   → {"event": "progress", "done": …, "total": …}*, {"event": "result", …}
+    any command                                         → {"event": "alive"} once a second, until it is answered
     {"command": "rest"}                                 → {"event": "rested"}
     {"command": "release"}                              → {"event": "released"}
     any failure                                         → {"event": "error", "code": …, "message": …, "param": …}
 """
 
+import contextlib
 import json
 import logging
 import os
 import queue
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +27,9 @@ from typing import IO, Any
 from art.wire import ErrorCode, LoraSpec, SftOptions, TokenRow, TrainOptions
 from art_backend.errors import ServiceError
 from art_backend.training.types import AnyInput, ModelSetup, ScoredTrajectory, SftInput, StepInput, StepOutput
+
+BEAT_S = 1.0
+"""Seconds between two signs of life."""
 
 _log = logging.getLogger("art_backend.training.worker")
 
@@ -85,10 +91,30 @@ class _Events:
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
+        self._turn = threading.Lock()
 
     def send(self, event: str, **fields: Any) -> None:
-        self._stream.write(json.dumps({"event": event, **fields}) + "\n")
-        self._stream.flush()
+        line = json.dumps({"event": event, **fields}) + "\n"
+        with self._turn:
+            self._stream.write(line)
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def alive(self) -> Iterator[None]:
+        """Say every second that this process lives, while the block runs: a long step is no hang."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(BEAT_S):
+                self.send("alive")
+
+        thread = threading.Thread(target=beat, daemon=True, name="heartbeat")
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
 
 def _read_commands(commands: "queue.Queue[dict[str, Any]]") -> None:
@@ -99,34 +125,38 @@ def _read_commands(commands: "queue.Queue[dict[str, Any]]") -> None:
 
 
 def _serve(commands: "queue.Queue[dict[str, Any]]", events: _Events) -> None:
-    import torch
-    from transformers.utils.logging import disable_progress_bar
+    with events.alive():
+        import torch
+        from transformers.utils.logging import disable_progress_bar
 
-    from art_backend.training.trainers import Trainers
+        from art_backend.training.trainers import Trainers
 
     disable_progress_bar()
     trainer: Trainers | None = None
     while True:
         command = commands.get()
         try:
-            match command["command"]:
-                case "setup":
-                    if command["threads"]:
-                        torch.set_num_threads(command["threads"])
-                    trainer = Trainers(decode_setup(command["setup"]))
-                    events.send("ready")
-                case "train" if trainer is not None:
-                    step = decode_step(Path(command["batch"]).read_text())
-                    output = trainer.train(step, lambda done, total: events.send("progress", done=done, total=total))
-                    events.send("result", **encode_output(output))
-                case "rest" if trainer is not None:
-                    trainer.rest()
-                    events.send("rested")
-                case "release" if trainer is not None:
-                    trainer.release()
-                    events.send("released")
-                case unknown:
-                    raise ServiceError(f"Unknown trainer command {unknown!r}, or no setup before it.")
+            with events.alive():
+                match command["command"]:
+                    case "setup":
+                        if command["threads"]:
+                            torch.set_num_threads(command["threads"])
+                        trainer = Trainers(decode_setup(command["setup"]))
+                        events.send("ready")
+                    case "train" if trainer is not None:
+                        step = decode_step(Path(command["batch"]).read_text())
+                        output = trainer.train(
+                            step, lambda done, total: events.send("progress", done=done, total=total)
+                        )
+                        events.send("result", **encode_output(output))
+                    case "rest" if trainer is not None:
+                        trainer.rest()
+                        events.send("rested")
+                    case "release" if trainer is not None:
+                        trainer.release()
+                        events.send("released")
+                    case unknown:
+                        raise ServiceError(f"Unknown trainer command {unknown!r}, or no setup before it.")
         except ServiceError as error:
             _log.warning("%s", error.message)
             events.send("error", code=error.code, message=error.message, param=error.param)

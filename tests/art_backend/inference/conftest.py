@@ -31,11 +31,11 @@ VLLM_PYTHON = os.environ.get("ART_VLLM_PYTHON", str(Path(__file__).parents[3] / 
 """Interpreter of the environment that ``make vllm`` makes."""
 
 
-def vllm_cpu(settings, port, api_key):
+def vllm_cpu(settings, socket, api_key):
     """Launch vLLM's CPU build."""
     installation = find_vllm(VLLM_PYTHON)
     assert installation is not None, f"{VLLM_PYTHON} has no vLLM; make it with `make vllm`"
-    return vllm_engine(installation)(settings, port, api_key)
+    return vllm_engine(installation)(settings, socket, api_key)
 
 
 LAUNCHERS = {"torch": torch_engine, "vllm": vllm_cpu}

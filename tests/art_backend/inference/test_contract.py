@@ -78,8 +78,11 @@ def join(deltas):
 
 async def test_an_idle_connection_stays_open(client):
     """The gateway keeps its connections for longer than servers do by default; one that closes in mid call fails it."""
-    url = urlsplit(client.base_url)
-    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    if client.address.startswith("unix:"):
+        reader, writer = await asyncio.open_unix_connection(client.address.removeprefix("unix:"))
+    else:
+        url = urlsplit(client.address)
+        reader, writer = await asyncio.open_connection(url.hostname, url.port)
     for pause_s in (5.5, 0):
         writer.write(b"GET /health HTTP/1.1\r\nHost: engine\r\n\r\n")
         assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 ")
@@ -415,7 +418,7 @@ async def test_completion_ends_at_the_length_limit(client):
 
 
 async def test_only_our_key_opens(engine):
-    stranger = EngineClient(engine.client.base_url, "wrong")
+    stranger = EngineClient(engine.client.address, "wrong")
     for call in (stranger.models(), stranger.pause("keep"), stranger.generate(BASE, PROMPT, Sampling(max_tokens=1))):
         with pytest.raises(EngineError) as refused:
             await call
@@ -424,8 +427,9 @@ async def test_only_our_key_opens(engine):
     assert not await engine.client.is_paused()
 
 
-async def test_an_absent_engine_is_unreachable():
-    absent = EngineClient("http://127.0.0.1:9", "key")
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "unix:/nowhere/socket"])
+async def test_an_absent_engine_is_unreachable(address):
+    absent = EngineClient(address, "key")
     with pytest.raises(EngineUnreachableError):
         await absent.health()
     with pytest.raises(EngineUnreachableError):

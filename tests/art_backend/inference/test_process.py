@@ -3,7 +3,10 @@
 import asyncio
 import os
 import signal
+import stat
+import tempfile
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -77,6 +80,55 @@ async def _drained(stream):
     async for _ in stream:
         pass
     yield None
+
+
+@pytest.mark.parametrize("launcher", ["torch", pytest.param("vllm", marks=pytest.mark.vllm)])
+async def test_a_stopped_engine_is_noticed_and_treated_as_dead(settings, launchers, launcher):
+    engine = await EngineProcess.start(settings, launchers[launcher])
+    try:
+        calls = [
+            asyncio.ensure_future(engine.guard(call, deadline_s=None, doing="sampling"))
+            for call in (engine.client.generate("base", [1, 2], LONG), engine.client.health())
+        ]
+        await calls[1]
+        os.kill(engine.pid, signal.SIGSTOP)
+        stopped = time.monotonic()
+        with pytest.raises(ProcessDiedError, match="computed nothing for 10 s, so it was ended"):
+            await asyncio.wait_for(calls[0], 60)
+        assert time.monotonic() - stopped > 5, "a moment's silence is no death"
+        assert not engine.alive
+        assert engine.members()[0].state == "failed"
+    finally:
+        await engine.stop()
+
+
+@pytest.mark.parametrize("launcher", ["torch", pytest.param("vllm", marks=pytest.mark.vllm)])
+async def test_nobody_else_can_listen_where_an_engine_is_asked(settings, launchers, launcher, monkeypatch):
+    """There is no port to be first at, and no way for another user into the directory of the socket."""
+    seen = []
+
+    def noted(own, socket, key):
+        seen.append((socket, stat.S_IMODE(socket.parent.stat().st_mode), list(socket.parent.iterdir()), key))
+        return launchers[launcher](own, socket, key)
+
+    for directory in (tempfile.gettempdir(), str(settings.log_path.parent / ("long" * 25))):
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        monkeypatch.setattr(tempfile, "tempdir", directory)
+        engine = await EngineProcess.start(settings, noted)
+        try:
+            socket, mode, before, key = seen[-1]
+            assert (mode, before, engine.client.address) == (0o700, [], f"unix:{socket}")
+            for process in (
+                family := [psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)]
+            ):
+                assert not any(key in word for word in process.cmdline())
+            listening = [c for p in family for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+            assert listening == [] or launcher == "vllm"
+        finally:
+            await engine.stop()
+        assert not socket.parent.exists()
+    assert seen[0][0].parent != seen[1][0].parent
+    assert seen[0][3] != seen[1][3]
 
 
 async def test_an_engine_that_does_not_answer_meets_the_deadline(settings):

@@ -16,6 +16,7 @@ from art_backend.inference.vllm import BARE_NAME, VllmInstallation, find_vllm, v
 from art_backend.inference.zero_adapter import write_zero_adapter
 
 CPU = VllmInstallation("/envs/vllm/bin/python", "0.32.0", "cpu")
+SOCKET = Path("/run/private/socket")
 CUDA = VllmInstallation("/envs/vllm/bin/python", "0.32.0", "cuda")
 
 
@@ -46,11 +47,11 @@ def options(launch):
 
 
 def test_arguments_follow_the_model(settings):
-    launch = vllm_engine(CPU)(settings, 8123, "secret")
+    launch = vllm_engine(CPU)(settings, SOCKET, "secret")
     given = options(launch)
     assert launch.argv[0] == "/envs/vllm/bin/python"
-    assert given["--host"] == "127.0.0.1"
-    assert given["--port"] == "8123"
+    assert given["--uds"] == "/run/private/socket"
+    assert not {"--host", "--port"} & given.keys()
     assert given["--model"] == str(settings.model_path)
     assert given["--max-model-len"] == "1000"
     assert given["--max-num-seqs"] == "7"
@@ -71,7 +72,7 @@ def test_a_cpu_computes_in_the_trainer_s_type(settings, monkeypatch):
 
 
 def test_the_key_is_in_the_environment_alone(settings):
-    launch = vllm_engine(CPU)(settings, 8123, "secret")
+    launch = vllm_engine(CPU)(settings, SOCKET, "secret")
     assert not any("secret" in word for word in launch.argv)
     assert launch.env["ART_ENGINE_KEY"] == launch.env["VLLM_API_KEY"] == "secret"
     directory = Path(launch.env["PYTHONPATH"].split(":")[0])
@@ -79,7 +80,7 @@ def test_the_key_is_in_the_environment_alone(settings):
 
 
 def test_on_a_device_it_can_sleep_and_serves_the_base_model_itself(settings):
-    given = options(vllm_engine(CUDA)(settings, 8123, "secret"))
+    given = options(vllm_engine(CUDA)(settings, SOCKET, "secret"))
     assert given["--enable-sleep-mode"] is True
     assert given["--served-model-name"] == "org/base"
     assert (given["--max-loras"], given["--max-cpu-loras"]) == ("2", "5")
@@ -87,7 +88,7 @@ def test_on_a_device_it_can_sleep_and_serves_the_base_model_itself(settings):
 
 
 def test_on_a_cpu_the_base_model_is_an_adapter_that_changes_nothing(settings):
-    given = options(vllm_engine(CPU)(settings, 8123, "secret"))
+    given = options(vllm_engine(CPU)(settings, SOCKET, "secret"))
     assert given["--served-model-name"] == BARE_NAME
     name, _, directory = given["--lora-modules"].partition("=")
     assert name == "org/base"
@@ -101,12 +102,12 @@ def test_on_a_cpu_the_base_model_is_an_adapter_that_changes_nothing(settings):
 
 def test_whole_weights_need_no_adapters(settings, tiny_model):
     whole = replace(settings, max_loras=0)
-    given = options(vllm_engine(CUDA)(whole, 8123, "secret"))
+    given = options(vllm_engine(CUDA)(whole, SOCKET, "secret"))
     assert given["--served-model-name"] == "org/base"
     assert not {"--enable-lora", "--max-loras", "--lora-modules"} & given.keys()
     with pytest.raises(BadRequestError, match="shares its embeddings"):
-        vllm_engine(CPU)(whole, 8123, "secret")
-    given = options(vllm_engine(CPU)(replace(whole, model_path=tiny_model("untied")), 8123, "secret"))
+        vllm_engine(CPU)(whole, SOCKET, "secret")
+    given = options(vllm_engine(CPU)(replace(whole, model_path=tiny_model("untied")), SOCKET, "secret"))
     assert given["--served-model-name"] == "org/base"
 
 
@@ -116,7 +117,7 @@ def test_a_model_without_projections_is_refused(tmp_path):
 
 
 def test_what_the_user_gives_goes_before_what_is_derived(settings):
-    given = options(vllm_engine(CPU, ("--max-loras=4", "--enforce-eager"))(settings, 8123, "secret"))
+    given = options(vllm_engine(CPU, ("--max-loras=4", "--enforce-eager"))(settings, SOCKET, "secret"))
     assert given["--max-loras"] == "4"
     assert given["--enforce-eager"] is True
 

@@ -1,6 +1,7 @@
 """The trainer as a process: driven by its real client, killed, and resumed."""
 
 import asyncio
+import io
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import torch
 from art.wire import TrainOptions
 from art_backend.errors import BadRequestError, ModelNotAvailableError
 from art_backend.process import ProcessDiedError
+from art_backend.training import worker
 from art_backend.training.process import TrainerProcess
 from art_backend.training.trainer import Trainer
 from art_backend.training.types import StepInput
@@ -80,6 +82,34 @@ async def test_a_killed_trainer_resumes_bit_for_bit(setup, make_groups, tmp_path
         assert all(torch.equal(a[name], b[name]) for name in a)
         assert timeless(ours.metrics) == timeless(theirs.metrics)
         assert ours.canaries == theirs.canaries
+
+
+async def test_a_stopped_trainer_is_noticed_and_treated_as_dead(setup, make_groups, tmp_path):
+    trainer = await TrainerProcess.start(setup, log_path=tmp_path / "log", threads=1)
+    try:
+        started = asyncio.Event()
+        groups = make_groups() * 40
+        step = asyncio.create_task(trainer.train(step_of(groups, 1), lambda done, total: started.set()))
+        await asyncio.wait_for(started.wait(), 60)
+        os.kill(trainer.pid, signal.SIGSTOP)
+        with pytest.raises(ProcessDiedError, match="computed nothing for 10 s, so it was ended"):
+            await asyncio.wait_for(step, 60)
+        assert not trainer.alive
+    finally:
+        await trainer.close()
+
+
+def test_a_worker_says_that_it_lives_while_a_command_takes_long():
+    said = io.StringIO()
+    events = worker._Events(said)
+    with events.alive():
+        time.sleep(3.5 * worker.BEAT_S)
+    events.send("result")
+    assert set(said.getvalue().splitlines()[:-1]) == {'{"event": "alive"}'}
+    assert said.getvalue().endswith('{"event": "result"}\n')
+    size = len(said.getvalue())
+    time.sleep(1.5 * worker.BEAT_S)
+    assert len(said.getvalue()) == size, "and no longer"
 
 
 async def test_a_missing_model_is_an_answer_and_not_a_death(setup, make_groups, tmp_path):

@@ -32,8 +32,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m art_backend.inference.torch_engine")
     parser.add_argument("--model", type=Path, required=True, help="model directory")
     parser.add_argument("--served-model-name", help="name of the base model in requests; default: the directory")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--uds", required=True, help="path of the Unix socket to listen on")
     parser.add_argument("--dtype", choices=["auto", *DTYPES], default="auto")
     parser.add_argument("--device", help="torch device; default: cuda where there is one, else cpu")
     parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion; default: the model's limit")
@@ -89,8 +88,7 @@ def main(argv: list[str]) -> None:
     app = build_app(engine, api_key=api_key, lifespan=lifespan)
     uvicorn.run(
         app,
-        host=options.host,
-        port=options.port,
+        uds=options.uds,
         log_level="warning",
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE_S,
