@@ -11,6 +11,7 @@ from art_backend.gateway.parse import ParsedMessage, ParsedToolCall
 from art_backend.gateway.ports import ServedModel
 from art_backend.gateway.sampling import Plan
 from art_backend.gateway.sources import Source
+from art_backend.gateway.toolbox import Alias, Aliases
 from art_backend.gateway.tree import Turn, new_id
 
 TopLogprobs = list[list[tuple[int, float]]]
@@ -35,7 +36,8 @@ class Call:
     echo: dict[str, Any] = field(default_factory=dict[str, Any])
     """What a protocol's answer repeats of the request."""
     keep: bool = False
-    """Whether the answer may be asked for again: model name and ``echo`` are then stored beside its turn."""
+    """Whether the answer may be asked for again: model name, ``echo`` and ``aliases`` are then stored beside its turn."""
+    aliases: Aliases = field(default_factory=dict[str, Alias])
 
     @property
     def choices(self) -> int:

@@ -13,7 +13,7 @@ import orjson
 
 from art_backend.errors import BadRequestError, ServiceError
 from art_backend.gateway.answers import Answer, Call, Completed, TopLogprobs
-from art_backend.gateway.chat_messages import read_messages, read_tools
+from art_backend.gateway.chat_messages import read_choice, read_messages, read_tools
 from art_backend.gateway.demands import read_flag, read_form, read_format, read_structured_outputs
 from art_backend.gateway.form import Form
 from art_backend.gateway.parse import ParsedMessage, ParsedToolCall
@@ -21,6 +21,7 @@ from art_backend.gateway.ports import ServedModel
 from art_backend.gateway.responding import Surface
 from art_backend.gateway.sampling import plan_sampling
 from art_backend.gateway.sources import Conversation
+from art_backend.gateway.toolbox import Aliases, Toolbox, write_custom_input
 
 _TYPES = {
     400: "invalid_request_error",
@@ -43,25 +44,24 @@ def read_call(body: dict[str, Any], _: object = None) -> Call:
         raise BadRequestError("stream_options: must be an object.", param="stream_options")
     return Call(
         model_name=read_model(body),
-        sources=[Conversation(read_messages(body.get("messages")), tools, _read_form(body, tools or []))],
+        sources=[Conversation(read_messages(body.get("messages")), tools.functions or None, _read_form(body, tools))],
         plan=plan_sampling(body),
         stream=read_stream(body),
         include_usage=bool((options or {}).get("include_usage")),
+        aliases=tools.aliases,
     )
 
 
-def _read_form(body: dict[str, Any], tools: Sequence[dict[str, Any]]) -> Form:
+def _read_form(body: dict[str, Any], tools: Toolbox) -> Form:
     words, words_field = read_structured_outputs(body.get("structured_outputs")), "structured_outputs"
     if words is None:
         words, words_field = read_format(body.get("response_format"), "response_format", nested=True), "response_format"
     return read_form(
-        body.get("tool_choice"),
+        read_choice(body.get("tool_choice")),
         tools,
         words=words,
         words_field=words_field,
         parallel=read_flag(body, "parallel_tool_calls"),
-        strict=(tool["function"]["name"] for tool in tools if tool["function"].get("strict") is True),
-        schema_field="tools.{}.function.parameters",
     )
 
 
@@ -87,7 +87,7 @@ def write_whole(answer: Answer) -> bytes:
             "choices": [
                 {
                     "index": index,
-                    "message": _message(one.message),
+                    "message": _message(one.message, answer.call.aliases),
                     "logprobs": write_logprobs(answer.model, one.ids, one.logprobs, one.top_logprobs)
                     if answer.call.plan.logprobs
                     else None,
@@ -123,7 +123,7 @@ async def write_events(answer: Answer) -> AsyncIterator[bytes]:
             choice["finish_reason"] = news.finish_reason
             choice["art"] = news.reference()
         else:
-            choice["delta"].update(_delta(news.message, calls[index]))
+            choice["delta"].update(_delta(news.message, calls[index], answer.call.aliases))
             calls[index] += len(news.message.tool_calls)
             if answer.call.plan.logprobs and news.ids:
                 choice["logprobs"] = write_logprobs(answer.model, news.ids, news.logprobs, news.top_logprobs)
@@ -190,17 +190,17 @@ def _head(answer: Answer, kind: str) -> dict[str, Any]:
     }
 
 
-def _message(parsed: ParsedMessage) -> dict[str, Any]:
+def _message(parsed: ParsedMessage, aliases: Aliases) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
     if parsed.reasoning:
         message["reasoning_content"] = parsed.reasoning
     if parsed.tool_calls:
         message["content"] = parsed.content or None
-        message["tool_calls"] = [_tool_call(call) for call in parsed.tool_calls]
+        message["tool_calls"] = [_tool_call(call, aliases) for call in parsed.tool_calls]
     return message
 
 
-def _delta(part: ParsedMessage, calls_before: int) -> dict[str, Any]:
+def _delta(part: ParsedMessage, calls_before: int, aliases: Aliases) -> dict[str, Any]:
     delta: dict[str, Any] = {}
     if part.content:
         delta["content"] = part.content
@@ -208,12 +208,14 @@ def _delta(part: ParsedMessage, calls_before: int) -> dict[str, Any]:
         delta["reasoning_content"] = part.reasoning
     if part.tool_calls:
         delta["tool_calls"] = [
-            {"index": calls_before + i, **_tool_call(call)} for i, call in enumerate(part.tool_calls)
+            {"index": calls_before + i, **_tool_call(call, aliases)} for i, call in enumerate(part.tool_calls)
         ]
     return delta
 
 
-def _tool_call(call: ParsedToolCall) -> dict[str, Any]:
+def _tool_call(call: ParsedToolCall, aliases: Aliases) -> dict[str, Any]:
+    if call.name in aliases and (text := write_custom_input(call)) is not None:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": text}}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 

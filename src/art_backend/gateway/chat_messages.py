@@ -6,6 +6,7 @@ from typing import Any
 
 from art_backend.errors import BadRequestError
 from art_backend.gateway.render import Message
+from art_backend.gateway.toolbox import Alias, Toolbox, describe_custom, read_list, read_name, read_parameters
 
 _ROLES = {
     "system": "system",
@@ -32,29 +33,38 @@ def read_messages(value: Any) -> list[Message]:
     return [_read_message(message, f"messages.{i}") for i, message in enumerate(value)]
 
 
-def read_tools(value: Any) -> list[dict[str, Any]] | None:
-    """Check the ``tools`` of a chat request; an empty list is the same as none.
+def read_tools(value: Any) -> Toolbox:
+    """Read the ``tools`` of a chat request: functions, and custom tools.
 
     Raises:
         BadRequestError: A tool has a wrong shape; the error names it.
     """
-    if value is None:
-        return None
-    if not isinstance(value, list):
-        raise BadRequestError("tools: must be a list.", param="tools")
-    for i, tool in enumerate(value):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or tool.get("type", "function") != "function":
+    box = Toolbox()
+    for i, tool in enumerate(read_list(value, "tools")):
+        kind, where = tool.get("type", "function"), f"tools.{i}"
+        inner = tool.get(kind) if kind in ("function", "custom") else None
+        if not isinstance(inner, dict):
             raise BadRequestError(
-                f"tools.{i}: must be an object with type 'function' and a 'function' object.", param=f"tools.{i}"
+                f"{where}: must be an object with type and object 'function' or 'custom'.", param=where
             )
-        if not isinstance(function.get("name"), str) or not function["name"]:
-            where = f"tools.{i}.function.name"
-            raise BadRequestError(f"{where}: must be a non-empty string.", param=where)
-        if not isinstance(function.get("parameters", {}), dict | None):
-            where = f"tools.{i}.function.parameters"
-            raise BadRequestError(f"{where}: must be an object.", param=where)
-    return value or None
+        name = read_name(inner, f"{where}.{kind}")
+        if kind == "custom":
+            box.add(describe_custom(name, inner), where, alias=Alias(kind, name))
+        else:
+            read_parameters(inner.get("parameters"), f"{where}.function.parameters")
+            box.add(tool, f"{where}.function.parameters", strict=inner.get("strict") is True)
+    return box
+
+
+def read_choice(choice: Any) -> Any:
+    """``tool_choice`` with a custom tool that it names as a function."""
+    custom = choice.get("custom") if isinstance(choice, dict) else None
+    if isinstance(custom, dict):
+        return {"type": "function", "function": custom}
+    allowed = choice.get("allowed_tools") if isinstance(choice, dict) else None
+    if isinstance(allowed, dict) and isinstance(allowed.get("tools"), list):
+        return {**choice, "allowed_tools": {**allowed, "tools": [read_choice(tool) for tool in allowed["tools"]]}}
+    return choice
 
 
 def _read_message(message: Any, where: str) -> Message:
@@ -116,6 +126,8 @@ def _read_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     result: list[dict[str, Any]] = []
     for i, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(call, dict) and isinstance(custom := call.get("custom"), dict):
+            function = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRequestError(f"{where}.{i}: needs a function with a name.", param=f"{where}.{i}")
         arguments = function.get("arguments")

@@ -1,11 +1,12 @@
 """Reads what a request demands of its completion's form, in the spellings of all protocols."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from art_backend.errors import BadRequestError
 from art_backend.gateway.form import Form, check_structure, schema_text
+from art_backend.gateway.toolbox import Toolbox
 from art_backend.inference.contract import Structure
 
 ANY_OBJECT = Structure("json", schema_text({"type": "object"}, strict=True))
@@ -31,37 +32,26 @@ class Calls:
 
 
 def read_form(
-    tool_choice: Any,
-    tools: Sequence[dict[str, Any]] | None,
-    *,
-    words: Structure | None,
-    words_field: str,
-    parallel: bool | None,
-    strict: Iterable[str],
-    schema_field: str,
+    tool_choice: Any, tools: Toolbox, *, words: Structure | None, words_field: str, parallel: bool | None
 ) -> Form:
     """Put together what a request demands.
 
     Args:
-        tools: Normalised to those of chat requests.
         words: What the words must look like, by the field ``words_field``.
         parallel: Whether several calls may come at once; ``None`` is yes.
-        strict: Names of tools whose arguments must match their schema.
-        schema_field: Where the schema of tool ``{}`` stands in the request.
 
     Raises:
         BadRequestError: ``tool_choice`` is malformed or names an unknown tool.
     """
-    names = [tool["function"]["name"] for tool in tools or ()]
-    calls = read_tool_choice(tool_choice, names)
+    calls = read_tool_choice(tool_choice, tools.fields)
     return Form(
         words=words,
         words_field="" if words is None else words_field,
         calls=calls.mode,
         allowed=calls.allowed,
         single=calls.single or parallel is False,
-        strict=frozenset(strict),
-        schema_fields={name: schema_field.format(i) for i, name in enumerate(names)},
+        strict=frozenset(tools.strict),
+        schema_fields=tools.fields,
     )
 
 

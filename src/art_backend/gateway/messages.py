@@ -15,11 +15,13 @@ from art_backend.gateway.chat import read_model, read_stream, write_json
 from art_backend.gateway.chat_messages import join_text, read_system
 from art_backend.gateway.demands import read_form, read_format
 from art_backend.gateway.form import Form
+from art_backend.gateway.message_tools import read_tools
 from art_backend.gateway.parse import ParsedMessage, ParsedToolCall
 from art_backend.gateway.render import Message
 from art_backend.gateway.responding import Surface
 from art_backend.gateway.sampling import plan_sampling
 from art_backend.gateway.sources import Conversation
+from art_backend.gateway.toolbox import Toolbox
 
 _TYPES = {
     400: "invalid_request_error",
@@ -67,12 +69,12 @@ def read_count(body: dict[str, Any]) -> Call:
         read.append({"role": "system", "content": system})
     for i, message in enumerate(messages):
         read += _read_message(message, f"messages.{i}")
-    tools = _read_tools(body.get("tools"))
-    source = Conversation(read, tools, _read_form(body, tools))
+    tools = read_tools(body.get("tools"))
+    source = Conversation(read, tools.functions or None, _read_form(body, tools))
     return Call(read_model(body), [source], plan_sampling({}), stream=False)
 
 
-def _read_form(body: dict[str, Any], tools: list[dict[str, Any]] | None) -> Form:
+def _read_form(body: dict[str, Any], tools: Toolbox) -> Form:
     choice, config = body.get("tool_choice"), body.get("output_config")
     if not isinstance(choice, dict | None):
         raise BadRequestError("tool_choice: must be an object.", param="tool_choice")
@@ -87,8 +89,6 @@ def _read_form(body: dict[str, Any], tools: list[dict[str, Any]] | None) -> Form
         words=read_format(wanted, field, nested=False),
         words_field=field,
         parallel=not (choice or {}).get("disable_parallel_tool_use"),
-        strict=(tool["name"] for tool in body.get("tools") or () if tool.get("strict") is True),
-        schema_field="tools.{}.input_schema",
     )
 
 
@@ -103,29 +103,72 @@ def _read_message(message: Any, where: str) -> list[Message]:
     if not isinstance(content, list):
         raise BadRequestError(f"{where}.content: must be a string or a list of blocks.", param=f"{where}.content")
     blocks = [_check_block(block, f"{where}.content.{i}") for i, block in enumerate(content)]
-    return [_read_assistant(blocks)] if role == "assistant" else _read_others(role, blocks)
+    return _read_assistant(blocks) if role == "assistant" else _read_others(role, blocks)
+
+
+_USE: dict[str, type] = {"id": str, "name": str, "input": dict}
+_BLOCKS: dict[str, dict[str, type]] = {
+    "text": {"text": str},
+    "thinking": {"thinking": str},
+    "redacted_thinking": {},
+    "tool_use": _USE,
+    "tool_result": {"tool_use_id": str},
+    "server_tool_use": _USE,
+    "mcp_tool_use": _USE,
+}
+"""Types of blocks, with the fields that they must have. Those of calls that a server ran stand in histories from elsewhere."""
+_CALLS = ("tool_use", "server_tool_use", "mcp_tool_use")
 
 
 def _check_block(block: Any, where: str) -> dict[str, Any]:
-    wanted = {
-        "text": {"text": str},
-        "thinking": {"thinking": str},
-        "redacted_thinking": {},
-        "tool_use": {"id": str, "name": str, "input": dict},
-        "tool_result": {"tool_use_id": str},
-    }
-    kind = block.get("type") if isinstance(block, dict) else None
-    if not isinstance(kind, str) or kind not in wanted:
-        raise BadRequestError(f"{where}.type: must be one of {', '.join(wanted)}.", param=f"{where}.type")
-    for name, expected in wanted[kind].items():
+    kind = str(block.get("type")) if isinstance(block, dict) else ""
+    served = kind.endswith("_tool_result")
+    if not served and kind not in _BLOCKS:
+        raise BadRequestError(f"{where}.type: must be one of {', '.join(_BLOCKS)}.", param=f"{where}.type")
+    for name, expected in _BLOCKS["tool_result" if served else kind].items():
         if not isinstance(block.get(name), expected):
             raise BadRequestError(f"{where}.{name}: must be of type {expected.__name__}.", param=f"{where}.{name}")
+    if served:
+        return {**block, "content": _read_served(block.get("content"))}
     if kind == "tool_result":
-        return {**block, "content": join_text(block.get("content"), f"{where}.content")}
+        return {**block, "content": _read_result(block.get("content"), f"{where}.content")}
     return block
 
 
-def _read_assistant(blocks: list[dict[str, Any]]) -> Message:
+def _read_result(content: Any, where: str) -> str:
+    """What the caller's tool gave; a reference to a tool that a search found is its name."""
+    if isinstance(content, list):
+        content = [
+            {"text": part.get("tool_name")} if isinstance(part, dict) and part.get("type") == "tool_reference" else part
+            for part in content
+        ]
+    return join_text(content, where)
+
+
+def _read_served(content: Any) -> str:
+    """What a server's tool gave: its text, or all that it says as JSON."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        return "".join(str(part.get("text")) for part in content)
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _read_assistant(blocks: list[dict[str, Any]]) -> list[Message]:
+    """What the assistant said and called; what a server's tool gave in the midst of it stands between two messages."""
+    messages, said = list[Message](), list[dict[str, Any]]()
+    for block in blocks:
+        if not block["type"].endswith("tool_result"):
+            said.append(block)
+            continue
+        if said:
+            messages.append(_read_said(said))
+            said = []
+        messages.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": block["content"]})
+    return [*messages, _read_said(said)] if said or not messages else messages
+
+
+def _read_said(blocks: list[dict[str, Any]]) -> Message:
     message: Message = {"role": "assistant", "content": "".join(b["text"] for b in blocks if b["type"] == "text")}
     if reasoning := "".join(block["thinking"] for block in blocks if block["type"] == "thinking"):
         message["reasoning_content"] = reasoning
@@ -136,7 +179,7 @@ def _read_assistant(blocks: list[dict[str, Any]]) -> Message:
             "function": {"name": block["name"], "arguments": json.dumps(block["input"], ensure_ascii=False)},
         }
         for block in blocks
-        if block["type"] == "tool_use"
+        if block["type"] in _CALLS
     ]
     if calls:
         message["tool_calls"] = calls
@@ -155,28 +198,6 @@ def _read_others(role: str, blocks: list[dict[str, Any]]) -> list[Message]:
             else:
                 messages.append({"role": role, "content": block["text"]})
     return messages or [{"role": role, "content": ""}]
-
-
-def _read_tools(tools: Any) -> list[dict[str, Any]] | None:
-    if tools is None:
-        return None
-    if not isinstance(tools, list):
-        raise BadRequestError("tools: must be a list.", param="tools")
-    read: list[dict[str, Any]] = []
-    for i, tool in enumerate(tools):
-        if not isinstance(tool, dict) or tool.get("type", "custom") not in ("custom", None):
-            raise BadRequestError(f"tools.{i}: only tools that the caller runs are supported.", param=f"tools.{i}")
-        for name, expected in (("name", str), ("input_schema", dict)):
-            if not isinstance(tool.get(name), expected) or not tool[name]:
-                where = f"tools.{i}.{name}"
-                raise BadRequestError(f"{where}: must be a non-empty {expected.__name__}.", param=where)
-        function = {
-            "name": tool["name"],
-            "description": tool.get("description") or "",
-            "parameters": tool["input_schema"],
-        }
-        read.append({"type": "function", "function": function})
-    return read or None
 
 
 def write_whole(answer: Answer) -> bytes:

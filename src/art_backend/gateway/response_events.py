@@ -4,15 +4,20 @@ from typing import Any
 
 from art_backend.gateway.answers import Completed
 from art_backend.gateway.chat import write_json
-from art_backend.gateway.parse import ParsedMessage, ParsedToolCall
-from art_backend.gateway.response_items import write_call, write_message, write_reasoning
+from art_backend.gateway.parse import ParsedMessage
+from art_backend.gateway.response_items import write_calls, write_message, write_reasoning
+from art_backend.gateway.toolbox import Aliases
+
+_GROWING = {"function_call": "arguments", "custom_tool_call": "input"}
+"""Types of calls that are told bit by bit, with the field that grows."""
 
 
 class EventWriter:
     """Writes the output of one turn."""
 
-    def __init__(self, turn_id: str) -> None:
+    def __init__(self, turn_id: str, aliases: Aliases) -> None:
         self._turn_id = turn_id
+        self._aliases = aliases
         self._number = -1
         self._index = -1
         self._open: str | None = None
@@ -33,8 +38,9 @@ class EventWriter:
             events += self._grow("reasoning", part.reasoning)
         if part.content:
             events += self._grow("message", part.content)
-        for call in part.tool_calls:
-            events += self._close() + self._call(call)
+        for item in write_calls(self._turn_id, part.tool_calls, self._aliases, self._calls):
+            self._calls += 1
+            events += self._close() + self._call(item)
         return events
 
     def finish(self, one: Completed) -> list[bytes]:
@@ -95,15 +101,14 @@ class EventWriter:
             self.event("response.output_item.done", output_index=self._index, item=item),
         ]
 
-    def _call(self, call: ParsedToolCall) -> list[bytes]:
+    def _call(self, item: dict[str, Any]) -> list[bytes]:
         self._index += 1
-        begun = write_call(self._turn_id, self._calls, call, "in_progress")
-        item = write_call(self._turn_id, self._calls, call)
-        self._calls += 1
-        where = {"item_id": item["id"], "output_index": self._index}
-        return [
-            self.event("response.output_item.added", output_index=self._index, item=begun),
-            self.event("response.function_call_arguments.delta", **where, delta=call.arguments),
-            self.event("response.function_call_arguments.done", **where, arguments=call.arguments, name=call.name),
-            self.event("response.output_item.done", output_index=self._index, item=item),
-        ]
+        field = _GROWING.get(item["type"])
+        begun = {**item, "status": "in_progress"} | ({field: ""} if field else {})
+        events = [self.event("response.output_item.added", output_index=self._index, item=begun)]
+        if field:
+            kind, where = f"response.{item['type']}_{field}", {"item_id": item["id"], "output_index": self._index}
+            whole = {field: item[field]} | ({"name": item["name"]} if field == "arguments" else {})
+            events.append(self.event(f"{kind}.delta", **where, delta=item[field]))
+            events.append(self.event(f"{kind}.done", **where, **whole))
+        return [*events, self.event("response.output_item.done", output_index=self._index, item=item)]

@@ -11,6 +11,16 @@ from art_backend.gateway.answers import Completed
 from art_backend.gateway.chat_messages import join_text, read_system
 from art_backend.gateway.parse import ParsedMessage, ParsedToolCall
 from art_backend.gateway.render import Message
+from art_backend.gateway.response_tools import (
+    CALLS,
+    OUTPUTS,
+    read_call,
+    read_output,
+    read_served,
+    read_tools,
+    write_call,
+)
+from art_backend.gateway.toolbox import Aliases, Toolbox
 from art_backend.gateway.tree import Turn
 
 FindTurn = Callable[[str], Turn | None]
@@ -20,10 +30,13 @@ FindTurn = Callable[[str], Turn | None]
 class ItemReader:
     """Puts items together to messages: what the assistant thought, said and called in one turn becomes one message."""
 
-    def __init__(self, find_turn: FindTurn) -> None:
+    def __init__(self, find_turn: FindTurn, tools: Toolbox) -> None:
         self.messages: list[Message] = []
         self._find_turn = find_turn
+        self._tools = tools
         self._assistant: Message | None = None
+        self._call_ids: dict[str, str] = {}
+        """By the ids of call items; the output of a ``local_shell_call`` may name either."""
 
     def read(self, item: Any, where: str) -> None:
         """Read one item.
@@ -34,6 +47,8 @@ class ItemReader:
         if not isinstance(item, dict):
             raise BadRequestError(f"{where}: must be an object.", param=where)
         kind = item.get("type", "message")
+        if not isinstance(kind, str):
+            raise BadRequestError(f"{where}.type: must be a string.", param=f"{where}.type")
         if kind == "item_reference":
             self._refer(item.get("id"), where)
         elif kind == "message":
@@ -41,14 +56,17 @@ class ItemReader:
         elif kind == "reasoning":
             message = self._current(fresh=True)
             message["reasoning_content"] = _read_reasoning(item, where)
-        elif kind == "function_call":
+        elif kind in CALLS:
             self._read_call(item, where)
-        elif kind == "function_call_output":
-            if not isinstance(item.get("call_id"), str):
-                raise BadRequestError(f"{where}.call_id: must be a string.", param=f"{where}.call_id")
-            output = join_text(item.get("output"), f"{where}.output")
-            self._append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
-        else:
+        elif kind in OUTPUTS:
+            self._read_output(item, where)
+        elif kind == "additional_tools":
+            read_tools(self._tools, item.get("tools"), f"{where}.tools")
+        elif (served := read_served(item)) is not None:
+            function, output = served
+            self._call(str(item.get("id") or ""), function)
+            self._append({"role": "tool", "tool_call_id": str(item.get("id") or ""), "content": output})
+        elif kind not in _SILENT:
             raise BadRequestError(f"{where}.type: items of type {kind!r} are not supported.", param=f"{where}.type")
 
     def _read_message(self, item: dict[str, Any], where: str) -> None:
@@ -65,12 +83,25 @@ class ItemReader:
             raise BadRequestError(f"{where}: must be 'user', 'assistant', 'system' or 'developer'.", param=where)
 
     def _read_call(self, item: dict[str, Any], where: str) -> None:
-        for name in ("call_id", "name", "arguments"):
-            if not isinstance(item.get(name), str):
-                raise BadRequestError(f"{where}.{name}: must be a string.", param=f"{where}.{name}")
-        function = {"name": item["name"], "arguments": item["arguments"]}
-        message = self._current(fresh=False)
-        message.setdefault("tool_calls", []).append({"id": item["call_id"], "type": "function", "function": function})
+        call_id = _read_call_id(item.get("call_id"), where)
+        if isinstance(item.get("id"), str):
+            self._call_ids[item["id"]] = call_id
+        self._call(call_id, read_call(item, where))
+
+    def _read_output(self, item: dict[str, Any], where: str) -> None:
+        call_id = item.get("call_id")
+        if call_id is None and isinstance(item.get("id"), str):
+            call_id = self._call_ids.get(item["id"], item["id"])
+        message = {"role": "tool", "tool_call_id": _read_call_id(call_id, where), "content": read_output(item, where)}
+        if item["type"] == "tool_search_output":
+            loaded = Toolbox()
+            read_tools(loaded, item.get("tools"), f"{where}.tools")
+            self._tools.aliases |= loaded.aliases
+        self._append(message)
+
+    def _call(self, call_id: str, function: dict[str, Any]) -> None:
+        call = {"id": call_id, "type": "function", "function": function}
+        self._current(fresh=False).setdefault("tool_calls", []).append(call)
 
     def _refer(self, item_id: Any, where: str) -> None:
         kind, turn_id, index = split_item_id(item_id if isinstance(item_id, str) else "")
@@ -105,35 +136,18 @@ class ItemReader:
         self.messages.append(message)
 
 
+_SILENT = {"mcp_list_tools", "mcp_approval_request", "mcp_approval_response"}
+"""Types of items that are between a caller and OpenAI."""
+
+
+def _read_call_id(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise BadRequestError(f"{where}.call_id: must be a string.", param=f"{where}.call_id")
+    return value
+
+
 def _read_reasoning(item: dict[str, Any], where: str) -> str:
     return join_text(item.get("content"), f"{where}.content") or join_text(item.get("summary"), f"{where}.summary")
-
-
-def read_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """Flat function tools to those of chat requests.
-
-    Raises:
-        BadRequestError: A tool has a wrong shape or runs on the server; the error names it.
-    """
-    if tools is None:
-        return None
-    if not isinstance(tools, list):
-        raise BadRequestError("tools: must be a list.", param="tools")
-    read: list[dict[str, Any]] = []
-    for i, tool in enumerate(tools):
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise BadRequestError(f"tools.{i}: only tools of type 'function' are supported.", param=f"tools.{i}")
-        if not isinstance(tool.get("name"), str) or not tool["name"]:
-            raise BadRequestError(f"tools.{i}.name: must be a non-empty string.", param=f"tools.{i}.name")
-        if not isinstance(tool.get("parameters", {}), dict | None):
-            raise BadRequestError(f"tools.{i}.parameters: must be an object.", param=f"tools.{i}.parameters")
-        function = {
-            "name": tool["name"],
-            "description": tool.get("description") or "",
-            "parameters": tool.get("parameters") or {},
-        }
-        read.append({"type": "function", "function": function})
-    return read or None
 
 
 def split_item_id(item_id: str) -> tuple[str, str, int]:
@@ -163,18 +177,16 @@ def write_message(turn_id: str, text: str | None, status: str, logprobs: Sequenc
     }
 
 
-def write_call(turn_id: str, index: int, call: ParsedToolCall, status: str = "completed") -> dict[str, Any]:
-    return {
-        "type": "function_call",
-        "id": f"fc_{turn_id}_{index}",
-        "call_id": call.id,
-        "name": call.name,
-        "arguments": call.arguments if status == "completed" else "",
-        "status": status,
-    }
+def write_calls(
+    turn_id: str, calls: Sequence[ParsedToolCall], aliases: Aliases, start: int = 0
+) -> list[dict[str, Any]]:
+    """Output items of the calls of a turn from number ``start`` on."""
+    return [
+        write_call(f"fc_{turn_id}_{index}", call, aliases.get(call.name)) for index, call in enumerate(calls, start)
+    ]
 
 
-def write_items(turn_id: str, one: Completed, logprobs: Sequence[Any] = ()) -> list[dict[str, Any]]:
+def write_items(turn_id: str, one: Completed, aliases: Aliases, logprobs: Sequence[Any] = ()) -> list[dict[str, Any]]:
     """All output items of a completion: reasoning, words, calls."""
     message: ParsedMessage = one.message
     items: list[dict[str, Any]] = []
@@ -183,7 +195,7 @@ def write_items(turn_id: str, one: Completed, logprobs: Sequence[Any] = ()) -> l
     if message.content or not message.tool_calls:
         status = "incomplete" if one.finish_reason == "length" else "completed"
         items.append(write_message(turn_id, message.content, status, logprobs))
-    return items + [write_call(turn_id, i, call) for i, call in enumerate(message.tool_calls)]
+    return items + write_calls(turn_id, message.tool_calls, aliases)
 
 
 def write_input_items(turn_id: str, messages: Sequence[Message]) -> list[dict[str, Any]]:

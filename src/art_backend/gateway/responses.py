@@ -17,9 +17,11 @@ from art_backend.gateway.form import Form
 from art_backend.gateway.render import Message
 from art_backend.gateway.responding import Surface
 from art_backend.gateway.response_events import EventWriter
-from art_backend.gateway.response_items import FindTurn, ItemReader, read_tools, write_items
+from art_backend.gateway.response_items import FindTurn, ItemReader, write_items
+from art_backend.gateway.response_tools import read_choice, read_tools
 from art_backend.gateway.sampling import plan_sampling
 from art_backend.gateway.sources import Conversation
+from art_backend.gateway.toolbox import Toolbox
 
 _NAMES = {"max_tokens": "max_output_tokens"}
 _LOGPROBS = "message.output_text.logprobs"
@@ -49,13 +51,15 @@ def read_call(body: dict[str, Any], find_turn: FindTurn) -> Call:
         BadRequestError: A field has a wrong type or value; the message names it.
     """
     _refuse_unsupported(body)
-    tools = read_tools(body.get("tools"))
+    tools = Toolbox()
+    read_tools(tools, body.get("tools"), "tools")
+    messages = _read_messages(body, find_turn, tools)
     include = body.get("include") or []
     fields = {name: body.get(name) for name in ("temperature", "top_p", "top_logprobs")}
     fields |= {"max_tokens": body.get("max_output_tokens"), "logprobs": wants_logprobs(include)}
     return Call(
         model_name=read_model(body),
-        sources=[Conversation(_read_messages(body, find_turn), tools, _read_form(body, tools))],
+        sources=[Conversation(messages, tools.functions or None, _read_form(body, tools))],
         plan=plan_sampling(fields, _NAMES),
         stream=read_stream(body),
         echo={
@@ -63,6 +67,7 @@ def read_call(body: dict[str, Any], find_turn: FindTurn) -> Call:
             **{name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()},
         },
         keep=read_flag(body, "store") is not False,
+        aliases=tools.aliases,
     )
 
 
@@ -71,18 +76,16 @@ def wants_logprobs(include: Any) -> bool:
     return _LOGPROBS in include
 
 
-def _read_form(body: dict[str, Any], tools: list[dict[str, Any]] | None) -> Form:
+def _read_form(body: dict[str, Any], tools: Toolbox) -> Form:
     text = body.get("text")
     if not isinstance(text, dict | None):
         raise BadRequestError("text: must be an object.", param="text")
     return read_form(
-        body.get("tool_choice"),
+        read_choice(body.get("tool_choice")),
         tools,
         words=read_format((text or {}).get("format"), "text.format", nested=False),
         words_field="text.format",
         parallel=read_flag(body, "parallel_tool_calls"),
-        strict=(tool["name"] for tool in body.get("tools") or () if tool.get("strict") is True),
-        schema_field="tools.{}.parameters",
     )
 
 
@@ -94,11 +97,11 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
         raise BadRequestError("include: must be a list.", param="include")
 
 
-def _read_messages(body: dict[str, Any], find_turn: FindTurn) -> list[Message]:
+def _read_messages(body: dict[str, Any], find_turn: FindTurn, tools: Toolbox) -> list[Message]:
     instructions, previous, given = body.get("instructions"), body.get("previous_response_id"), body.get("input")
     if not isinstance(instructions, str | None):
         raise BadRequestError("instructions: must be a string.", param="instructions")
-    reader = ItemReader(find_turn)
+    reader = ItemReader(find_turn, tools)
     if previous is not None:
         # the instructions of an earlier response do not carry over
         history = _find_history(previous, find_turn)
@@ -142,7 +145,7 @@ def write_whole(answer: Answer) -> bytes:
 
 async def write_events(answer: Answer) -> AsyncIterator[bytes]:
     """The events of a streamed response."""
-    writer = EventWriter(answer.turn_ids[0])
+    writer = EventWriter(answer.turn_ids[0], answer.call.aliases)
     begun = False
     async for _, news in answer.follow():
         if not begun:
@@ -167,7 +170,11 @@ def _finished(answer: Answer, one: Completed) -> dict[str, Any]:
         logprobs = write_logprobs(answer.model, one.ids, one.logprobs, one.top_logprobs)["content"]
     cut = one.finish_reason == "length"
     return {
-        **_response(answer, "incomplete" if cut else "completed", write_items(answer.turn_ids[0], one, logprobs)),
+        **_response(
+            answer,
+            "incomplete" if cut else "completed",
+            write_items(answer.turn_ids[0], one, answer.call.aliases, logprobs),
+        ),
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "usage": {
             "input_tokens": answer.prompt_tokens,

@@ -97,6 +97,7 @@ COMPLETIONS = _object(
     logprobs=_nullable(type="integer", minimum=0, maximum=20),
     **_OPENAI_SAMPLING,
 )
+_NAMED_CALL = {"call_id": _STRING, "name": _NAME, "namespace": _nullable(type="string")}
 _ITEM: Schema = {
     "anyOf": [
         _object(["role", "content"], role={"enum": ["system", "developer", "user"]}, content=_texts("input_text")),
@@ -105,13 +106,20 @@ _ITEM: Schema = {
         _object(
             ["type", "call_id", "name", "arguments"],
             type={"const": "function_call"},
-            call_id=_STRING,
-            name=_NAME,
             arguments=_STRING,
+            **_NAMED_CALL,
         ),
+        _object(["type", "call_id", "name", "input"], type={"const": "custom_tool_call"}, input=_STRING, **_NAMED_CALL),
+        _object(
+            ["type", "call_id", "action"],
+            type={"enum": ["local_shell_call", "shell_call"]},
+            call_id=_STRING,
+            action={"type": "object"},
+        ),
+        _object(["type", "role", "tools"], type={"const": "additional_tools"}, tools={"type": "array"}),
         _object(
             ["type", "call_id", "output"],
-            type={"const": "function_call_output"},
+            type={"enum": ["function_call_output", "custom_tool_call_output"]},
             call_id=_STRING,
             output=_texts("input_text"),
         ),
@@ -127,7 +135,22 @@ RESPONSES = _object(
     input={"anyOf": [_STRING, {"type": "array", "minItems": 1, "items": _ITEM}]},
     instructions=_nullable(type="string"),
     previous_response_id=_nullable(type="string"),
-    tools={"type": "array", "items": _FLAT_TOOL},
+    tools={
+        "type": "array",
+        "items": {
+            "anyOf": [
+                _FLAT_TOOL,
+                _object(["type", "name"], type={"const": "custom"}, name=_NAME, description=_STRING),
+                _object(
+                    ["type", "name", "tools"],
+                    type={"const": "namespace"},
+                    name=_NAME,
+                    tools={"type": "array", "items": _FLAT_TOOL},
+                ),
+                _object(["type"], type={"enum": ["apply_patch", "local_shell", "shell", "web_search"]}),
+            ]
+        },
+    },
     tool_choice={"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]},
     parallel_tool_calls=_FLAG,
     text=_nullable(type="object"),
@@ -163,7 +186,15 @@ _PROMPT: dict[str, Schema] = {
         ),
     },
     "system": _texts("text"),
-    "tools": {"type": "array", "items": _object(["name", "input_schema"], name=_NAME, input_schema=_PARAMETERS)},
+    "tools": {
+        "type": "array",
+        "items": {
+            "anyOf": [
+                _object(["name", "input_schema"], name=_NAME, input_schema=_PARAMETERS),
+                _object(["type", "name"], type={"enum": ["bash_20250124", "text_editor_20250728"]}, name=_NAME),
+            ]
+        },
+    },
     "tool_choice": {"type": "object"},
     "output_config": _nullable(type="object"),
 }

@@ -20,6 +20,7 @@ from art_backend.gateway.ports import Identity, Lease, ModelDirectory, ServedMod
 from art_backend.gateway.retries import RetryWindow
 from art_backend.gateway.sampling import Plan, plan_sampling
 from art_backend.gateway.sources import Conversation, MessageStream, Source
+from art_backend.gateway.toolbox import Alias
 from art_backend.gateway.tree import Prompt, Sampled, Tree, Turn
 from art_backend.inference.client import EngineError
 from art_backend.inference.contract import Generation
@@ -117,7 +118,10 @@ class TurnTaker:
         if turn is None or kept is None:
             return None
         model, _ = self.directory.resolve(identity, kept["model"])
-        call = Call(kept["model"], [Conversation([])], plan_sampling({}), stream=False, echo=kept["echo"])
+        aliases = {name: Alias(*alias) for name, alias in kept.get("aliases", {}).items()}
+        call = Call(
+            kept["model"], [Conversation([])], plan_sampling({}), stream=False, echo=kept["echo"], aliases=aliases
+        )
         rollout = self.captures.find_rollout(turn_id)
         assert rollout is not None
         answer = Answer(call, model, turn_ids=[turn_id])
@@ -228,7 +232,15 @@ class TurnTaker:
         rollout, model, call = placed.rollout, answer.model, answer.call
         if rollout is None:
             return completed
-        kept = {"model": call.model_name, "echo": call.echo} if call.keep else None
+        kept = (
+            {
+                "model": call.model_name,
+                "echo": call.echo,
+                "aliases": {name: list(alias) for name, alias in call.aliases.items()},
+            }
+            if call.keep
+            else None
+        )
         sampled: list[Sampled] = []
         for one, turn_id in zip(completed, turn_ids, strict=True):
             message, digest = placed.source.remember(model.renderer, one.message, one.ids)

@@ -201,7 +201,7 @@ async def test_errors_have_anthropics_shape(gateway):
         ({**good, "messages": [image]}, "messages.0.content.0.type"),
         ({**good, "messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
         ({**good, "messages": [{"role": "assistant", "content": [use]}]}, "messages.0.content.0.input"),
-        ({**good, "tools": [{"type": "web_search_20250305", "name": "w"}]}, "tools.0"),
+        ({**good, "tools": [{"type": "oracle_20250305", "name": "w"}]}, "tools.0.type"),
         ({**good, "tools": [{"name": "w"}]}, "tools.0.input_schema"),
         ({**good, "tool_choice": {"type": "any"}}, "tool_choice"),
         ({**good, "extra_body": {"temperature": 9}}, "temperature"),
