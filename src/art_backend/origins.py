@@ -91,6 +91,14 @@ def begin(spec: RegisterModel, base_path: Path, settings: Settings, known: Seque
     store.save(step, write)
 
 
+def withdraw(spec: RegisterModel, settings: Settings) -> None:
+    """Take back what ``begin`` gave to a model that could not be registered: its first checkpoint, untrained."""
+    record = settings.model_dir(spec.project, spec.name) / ORIGIN
+    if record.exists():
+        shutil.rmtree(settings.checkpoints_dir(spec.project, spec.name), ignore_errors=True)
+        record.unlink()
+
+
 def _find(project: str, name: str, known: Sequence[RegisterModel]) -> RegisterModel:
     for model in known:
         if (model.project, model.name) == (project, name):

@@ -84,18 +84,25 @@ class Pulse:
         Args:
             heard: Whether it said something meanwhile.
         """
-        cpu_s, stopped = 0.0, False
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(self._pid)
-            for one in (process, *process.children(recursive=True)):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    times = one.cpu_times()
-                    cpu_s += times.user + times.system
-                    stopped = stopped or one.status() == psutil.STATUS_STOPPED
+        try:
+            cpu_s, stopped = self._look()
+        except (psutil.Error, OSError):  # it has just ended, or this process has no descriptors left: nothing is known
+            return False
         worked = cpu_s - self._cpu_s >= LEAST_WORK_S
         self._cpu_s = cpu_s
         self._silent = 0 if (heard or worked) and not stopped else self._silent + 1
         return self._silent >= SILENT_PULSES
+
+    def _look(self) -> tuple[float, bool]:
+        """Return the family's processor seconds, and whether one of it is stopped."""
+        cpu_s, stopped = 0.0, False
+        process = psutil.Process(self._pid)
+        for one in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = one.cpu_times()
+                cpu_s += times.user + times.system
+                stopped = stopped or one.status() == psutil.STATUS_STOPPED
+        return cpu_s, stopped
 
 
 class ChildProcess:

@@ -5,8 +5,7 @@ import hashlib
 import logging
 import shutil
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from art.wire import (
     CheckpointList,
@@ -14,7 +13,6 @@ from art.wire import (
     Job,
     JobKind,
     ModelInfo,
-    ProcessHealth,
     RegisterModel,
     SftOptions,
     TokenRow,
@@ -23,6 +21,7 @@ from art.wire import (
     TrainSftRequest,
 )
 from art_backend.auth import Keyring
+from art_backend.background import Background
 from art_backend.base_models import find_base_model
 from art_backend.devices import Device, find_usable_devices
 from art_backend.engines import Engines
@@ -34,7 +33,7 @@ from art_backend.gateway.render import ChatRenderer
 from art_backend.inference.process import Launcher
 from art_backend.jobs import JobBoard
 from art_backend.orchestrator import StepRunner
-from art_backend.origins import begin
+from art_backend.origins import begin, withdraw
 from art_backend.planning.check import check_training
 from art_backend.serving import EngineHost, ServedPolicy, WholePolicy
 from art_backend.settings import Settings
@@ -42,12 +41,13 @@ from art_backend.store.captures import CaptureStore
 from art_backend.store.checkpoints import CheckpointStore
 from art_backend.store.database import open_database, write_back
 from art_backend.store.runs import RunStore
-from art_backend.training.process import TrainerProcess
-from art_backend.training.types import AnyInput, ModelSetup, ScoredTrajectory, SftInput, StepInput
+from art_backend.trainer_pool import TrainerPool
+from art_backend.training.types import AnyInput, ScoredTrajectory, SftInput, StepInput
 
 RETENTION_CHECK_S = 3600.0
-WRITE_BACK_S = 1.0
 """How often old captures are looked for."""
+WRITE_BACK_S = 1.0
+"""How often the database's log is written back."""
 
 _log = logging.getLogger(__name__)
 
@@ -81,17 +81,17 @@ class Service:
         self._registering = asyncio.Lock()
         self.engines = Engines(settings, launcher)
         self._policies: dict[tuple[str, str], ServedPolicy] = {}
-        self._trainers: dict[tuple[str, str], TrainerProcess] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self._trainers = TrainerPool(settings, self.runs)
+        self._background = Background()
 
     async def restore(self) -> None:
         """Take up where a stopped service left off: settle its jobs, serve its models."""
         self.jobs.recover()
-        self._begin(self._forget_old_captures())
-        self._begin(self._write_back())
+        self._background.repeat(self._forget_old_captures, every_s=RETENTION_CHECK_S, what="Deleting old captures")
+        self._background.repeat(self._write_back, every_s=WRITE_BACK_S, what="Writing back the database's log")
         for spec in self.runs.list_models():
             try:
-                await self._serve(spec)
+                self._serve(await self._open_policy(spec))
             except ServiceError:
                 _log.exception(
                     "Model %s/%s cannot be served; registering it again will tell why", spec.project, spec.name
@@ -100,13 +100,19 @@ class Service:
     # Models
 
     async def register(self, spec: RegisterModel) -> ModelInfo:
-        """Register a model: find its base model, serve it. Idempotent."""
+        """Register a model: find its base model, serve it. Idempotent; one that fails leaves nothing behind."""
         async with self._registering:
-            self.runs.check_model(spec)
-            if spec.init_adapter is not None:
-                await self._give_origin(spec)
-            await self._serve(spec)
-            self.runs.register_model(spec)
+            is_new = not self.runs.check_model(spec)
+            try:
+                if spec.init_adapter is not None:
+                    await self._give_origin(spec)
+                policy = await self._open_policy(spec)
+                self.runs.register_model(spec)
+            except BaseException:
+                if is_new and spec.init_adapter is not None:
+                    await asyncio.to_thread(withdraw, spec, self.settings)
+                raise
+            self._serve(policy)
         return self.describe(spec.project, spec.name)
 
     async def delete_model(self, project: str, name: str) -> ModelInfo:
@@ -119,12 +125,11 @@ class Service:
         async with self._registering:
             deleted = self.describe(project, name)
             self._check_idle(project, name, "delete it")
-            if (trainer := self._trainers.pop((project, name), None)) is not None:
-                await trainer.close()
-            if (policy := self._policies.pop((project, name), None)) is not None:
-                await policy.withdraw()
             self.captures.delete_model(project, name)
-            self.runs.delete_model(project, name)
+            self.runs.delete_model(project, name)  # from here on it is gone, whatever fails
+            policy = self._policies.pop((project, name))
+            await self._trainers.end(project, name)
+            await policy.withdraw()
             if (directory := self.settings.model_dir(project, name)).exists():  # not before the first step
                 await asyncio.to_thread(shutil.rmtree, directory)
         return deleted
@@ -172,9 +177,10 @@ class Service:
         if served is not None and served.step == 0:
             served.step = served.checkpoints.latest_step()
 
-    async def _serve(self, spec: RegisterModel) -> None:
-        if (spec.project, spec.name) in self._policies:
-            return
+    async def _open_policy(self, spec: RegisterModel) -> ServedPolicy:
+        """Return the policy that serves a model, or is to serve it: nobody sees a new one before ``_serve``."""
+        if (served := self._policies.get((spec.project, spec.name))) is not None:
+            return served
         path = await asyncio.to_thread(find_base_model, spec.base_model, cache=self.settings.cache)
         host = self.engines.host(spec, path, self._rank(spec))
         if spec.lora.rank > host.settings.max_lora_rank:
@@ -189,7 +195,7 @@ class Service:
             )
         renderer = await asyncio.to_thread(ChatRenderer.load, path, spec.base_model)
         kind = WholePolicy if spec.full_finetune else ServedPolicy
-        self._policies[spec.project, spec.name] = kind(
+        return kind(
             project=spec.project,
             name=spec.name,
             host=host,
@@ -198,31 +204,28 @@ class Service:
             max_sequence_length=max_length,
             keep_versions=self.settings.keep_versions,
         )
-        self.keyring.issue_model_key(spec.project, spec.name)
-        self._begin(self._warm_up(host))
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something in the background until the service closes."""
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+    def _serve(self, policy: ServedPolicy) -> None:
+        """Let a registered model be found, and start its engine ahead of the first request."""
+        if (policy.project, policy.name) in self._policies:
+            return
+        self._policies[policy.project, policy.name] = policy
+        self.keyring.issue_model_key(policy.project, policy.name)
+        what = f"Starting the engine of {policy.host.settings.served_name}"
+        self._background.start(lambda: self._warm_up(policy.host), what=what)
 
     async def _write_back(self) -> None:
         """Keep the database's log short, beside the event loop."""
-        while True:
-            await asyncio.sleep(WRITE_BACK_S)
-            await asyncio.to_thread(write_back, self.settings.database_path)
+        await asyncio.to_thread(write_back, self.settings.database_path)
 
     async def _forget_old_captures(self) -> None:
-        """Delete rollouts that nobody has used for as long as captures are kept: now, and again now and then."""
-        while True:
-            deleted = self.captures.delete_before(time.time() - self.settings.capture_retention_days * 86_400)
-            if deleted:
-                _log.info("%d captured rollouts were older than --capture-retention-days and were deleted", deleted)
-            await asyncio.sleep(RETENTION_CHECK_S)
+        """Delete rollouts that nobody has used for as long as captures are kept."""
+        deleted = self.captures.delete_unused(self.settings.capture_retention_days * 86_400)
+        if deleted:
+            _log.info("%d captured rollouts were older than --capture-retention-days and were deleted", deleted)
 
     async def _warm_up(self, host: EngineHost) -> None:
-        """Start the engine ahead of the first request. A failure is told to whoever needs the engine next."""
+        """Start the engine. Whoever needs it next hears of a failure."""
         try:
             await host.running()
         except ServiceError as error:
@@ -341,7 +344,7 @@ class Service:
         self._check_memory(policy, request.options)
         runner = StepRunner(
             policy,
-            lambda: self._trainer(policy.project, policy.name),
+            lambda: self._trainers.get(policy),
             self._device,
             dedicated=self.settings.placement.dedicated,
         )
@@ -370,30 +373,6 @@ class Service:
             placement="dedicated" if self.settings.placement.dedicated else "colocated",
         )
 
-    async def _trainer(self, project: str, name: str) -> TrainerProcess:
-        """Return the live trainer of a model. One trainer holds the device's memory at a time."""
-        key = (project, name)
-        for other in [k for k, t in self._trainers.items() if k != key or not t.alive]:
-            await self._trainers.pop(other).close()
-        if key not in self._trainers:
-            policy = self.policy(project, name)
-            _, spec = self.runs.find_model(project, name)
-            setup = ModelSetup(
-                base_path=policy.host.settings.model_path,
-                lora=spec.lora,
-                full_finetune=spec.full_finetune,
-                max_sequence_length=policy.max_sequence_length,
-                checkpoints=policy.checkpoints.directory,
-                user_code=self.settings.user_code,
-            )
-            self._trainers[key] = await TrainerProcess.start(
-                setup,
-                log_path=self.settings.log_dir / "trainer.log",
-                threads=self.settings.threads,
-                devices=self.settings.placement.trainer_devices,
-            )
-        return self._trainers[key]
-
     # Checkpoints
 
     def checkpoints(self, project: str, name: str) -> CheckpointList:
@@ -408,16 +387,7 @@ class Service:
     # Life
 
     def health(self) -> Health:
-        processes = self.engines.health()
-        for (project, name), trainer in self._trainers.items():
-            processes.append(
-                ProcessHealth(
-                    name=f"trainer {project}/{name}",
-                    pid=trainer.pid,
-                    state="ready" if trainer.alive else "failed",
-                    detail=None if trainer.alive else trainer.describe_death(),
-                )
-            )
+        processes = [*self.engines.health(), *self._trainers.health()]
         degraded = any(process.state == "failed" for process in processes)
         return Health(
             status="degraded" if degraded else "ok", uptime_s=time.monotonic() - self._started, processes=processes
@@ -426,10 +396,8 @@ class Service:
     async def close(self) -> None:
         """Interrupt jobs, end the children, close the database."""
         await self.jobs.close()
-        for task in list(self._background):
-            task.cancel()
-        await asyncio.gather(*self._background, return_exceptions=True)
-        await asyncio.gather(*(trainer.close() for trainer in self._trainers.values()), return_exceptions=True)
+        await self._background.close()
+        await self._trainers.close()
         await asyncio.gather(*(host.stop() for host in self.engines.hosts()), return_exceptions=True)
         self._db.close()
 

@@ -132,7 +132,7 @@ async def test_two_replicas_and_a_trainer_with_devices_of_their_own(tmp_path, ti
         done = service.runs.job(job.id)
         assert done.state is JobState.SUCCEEDED, done.error
         assert answered, "while the trainer worked"
-        ((_, trainer),) = service._trainers.items()
+        (trainer,) = [one for one in service.health().processes if one.name == "trainer p/m"]
         assert psutil.Process(trainer.pid).environ()["CUDA_VISIBLE_DEVICES"] == "2"
         async with policy.lease() as lease:
             assert lease.engine_model == "p/m@1"

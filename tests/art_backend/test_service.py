@@ -1,13 +1,17 @@
 """The service itself, without models."""
 
 import asyncio
+import errno
 from pathlib import Path
 
 import pytest
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from art.wire import (
     TERMINAL_STATES,
     Example,
+    LoraSpec,
     RegisterModel,
     TokenRow,
     TrainGroup,
@@ -18,7 +22,7 @@ from art.wire import (
 )
 from art_backend import service as service_module
 from art_backend.devices import Device
-from art_backend.errors import BadRequestError, ConflictError, NotFoundError
+from art_backend.errors import BadRequestError, ConflictError, NotFoundError, StorageFailedError
 from art_backend.inference.process import EngineSettings, Launch
 from art_backend.process import ProcessDiedError
 from art_backend.service import Service
@@ -39,6 +43,66 @@ async def test_old_captures_are_deleted_while_the_service_runs(tmp_path, monkeyp
             except NotFoundError:
                 break
             await asyncio.sleep(0.02)
+    await service.close()
+
+
+async def test_background_work_that_fails_once_goes_on(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(service_module, "RETENTION_CHECK_S", 0.01)
+    monkeypatch.setattr(service_module, "WRITE_BACK_S", 0.01)
+    written = []
+
+    def write_back(path):
+        written.append(path)
+        if len(written) == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(service_module, "write_back", write_back)
+    service = Service(Settings(path=tmp_path, api_key="k", engine="torch"))
+    deletions = []
+
+    def delete_unused(seconds):
+        deletions.append(seconds)
+        if len(deletions) == 1:
+            raise StorageFailedError("The database could not be written (disk full).")
+
+    service.captures.delete_unused = delete_unused
+    await service.restore()
+    async with asyncio.timeout(20):
+        while len(written) < 3 or len(deletions) < 3:
+            await asyncio.sleep(0.01)
+    assert "Writing back the database's log failed; trying again in 0.01 s" in caplog.text
+    assert "Deleting old captures failed; trying again in 0.01 s" in caplog.text
+    await service.close()
+
+
+@pytest.mark.parametrize("origin", [False, True])
+@pytest.mark.parametrize("failure", ["full disk", "surrogate"])
+async def test_a_registration_that_cannot_be_stored_leaves_nothing(tmp_path, tiny_model_path, origin, failure):
+    service = Service(Settings(path=tmp_path, api_key="k", engine="torch"), _no_engine)
+    spec = RegisterModel(
+        project="p",
+        name="m",
+        base_model=str(tiny_model_path),
+        lora=LoraSpec(rank=4, alpha=8),
+        init_adapter=str(_save_adapter(tiny_model_path, tmp_path / "adapter")) if origin else None,
+        metadata={"note": "x" * 100_000},
+    )
+    if failure == "full disk":
+        pages = service._db.execute("PRAGMA page_count").fetchone()[0]
+        service._db.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(StorageFailedError):
+            await service.register(spec)
+        service._db.execute("PRAGMA max_page_count = 1000000")
+    else:
+        with pytest.raises(ValueError, match="surrogate"):
+            await service.register(spec.model_copy(update={"metadata": {"note": "\ud800"}}))
+    assert service.served() == []
+    with pytest.raises(NotFoundError):
+        service.describe("p", "m")
+    assert not list(service.settings.path.rglob("origin.json"))
+    assert not list(service.settings.path.rglob("checkpoints/*"))
+    assert (await service.register(spec)).step == int(origin)
+    assert [service.describe(one.project, one.name).name for one in service.served()] == ["m"]
     await service.close()
 
 
@@ -109,6 +173,12 @@ async def test_a_model_is_not_deleted_while_it_is_trained(tmp_path, tiny_model_p
     with pytest.raises(NotFoundError):
         service.describe("p", "busy")
     await service.close()
+
+
+def _save_adapter(base, directory):
+    config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", init_lora_weights=False)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(directory)
+    return directory
 
 
 def _no_engine(settings: EngineSettings, socket: Path, api_key: str) -> Launch:

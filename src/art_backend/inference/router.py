@@ -32,6 +32,9 @@ StartEngine = Callable[[EngineSettings], Awaitable[EngineProcess]]
 MAX_RESTARTS = 3
 """Deaths of a replica in a row, without a call answered between them, after which it is not started again."""
 
+RETRY_S = 5.0
+"""Pause before a replica is started again for which the system lacked something."""
+
 _LOST = (EngineUnreachableError, ProcessDiedError)
 
 _log = logging.getLogger(__name__)
@@ -356,6 +359,10 @@ class EngineRouter:
                 continue  # to make room for the trainer
             if (error := starting.exception()) is None:
                 return
+            if isinstance(error, OSError):  # no descriptors or no space, which is no fault of the replica
+                _log.error("Replica %s cannot be started now; trying again in %g s: %s", replica.label, RETRY_S, error)
+                await asyncio.sleep(RETRY_S)
+                continue
             if not isinstance(error, (*_LOST, DeadlineExceededError, EngineError)):
                 raise error
             self._note_death(replica, f"It could not be started again: {error}")

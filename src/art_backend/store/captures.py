@@ -21,6 +21,7 @@ import orjson
 from art.wire import RolloutInfo, RolloutKind, RolloutRows, RolloutTree, TreeNode
 from art_backend.errors import NotFoundError
 from art_backend.gateway.tree import Prompt, Tree, Turn
+from art_backend.store.clock import SteadyClock
 from art_backend.store.database import transaction
 from art_backend.training.sequences import build_rows
 
@@ -64,6 +65,7 @@ class CaptureStore:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._db = connection
         self._db.executescript(_SCHEMA)
+        self._clock = SteadyClock(connection)
         self._recent: OrderedDict[str, Tree] = OrderedDict()
         self._in_use: weakref.WeakValueDictionary[str, Tree] = weakref.WeakValueDictionary()
         self._owners: dict[bytes, RolloutInfo] = {}
@@ -82,12 +84,21 @@ class CaptureStore:
         """Make a rollout. Its key is told once, here; only a digest of it is stored."""
         rollout = f"r_{uuid.uuid4().hex[:20]}"
         key = f"art-r-{secrets.token_urlsafe(24)}"
-        now = time.time()
         with transaction(self._db):
             self._db.execute(
                 "INSERT INTO rollouts (id, key_digest, kind, project, model, step, metadata, created_at, used_at)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (rollout, _digest(key), kind, project, model, step, json.dumps(metadata or {}), now, now),
+                (
+                    rollout,
+                    _digest(key),
+                    kind,
+                    project,
+                    model,
+                    step,
+                    json.dumps(metadata or {}),
+                    time.time(),
+                    self._clock.now(),
+                ),
             )
         self._remember(rollout, Tree())
         return self.get(rollout).model_copy(update={"api_key": key})
@@ -114,7 +125,7 @@ class CaptureStore:
     def latest_ambient(self, project: str, model: str, limit: int) -> list[str]:
         """Ids of the ambient rollouts of a model that were begun last, the latest first."""
         rows = self._db.execute(
-            "SELECT id FROM rollouts WHERE kind = ? AND project = ? AND model = ? ORDER BY created_at DESC LIMIT ?",
+            "SELECT id FROM rollouts WHERE kind = ? AND project = ? AND model = ? ORDER BY rowid DESC LIMIT ?",
             (RolloutKind.AMBIENT, project, model, limit),
         )
         return [row["id"] for row in rows]
@@ -129,9 +140,10 @@ class CaptureStore:
         if not self._delete("id = ?", rollout):
             raise _unknown(rollout)
 
-    def delete_before(self, unix_time: float) -> int:
-        """Delete rollouts that were last used before ``unix_time``, and give their space back; return how many."""
-        return self._delete("used_at < ?", unix_time)
+    def delete_unused(self, seconds: float) -> int:
+        """Delete rollouts that nobody has used for so long, and give their space back; return how many."""
+        self._clock.save()
+        return self._delete("used_at < ?", self._clock.now() - seconds)
 
     def delete_model(self, project: str, model: str) -> int:
         """Delete all rollouts of a model; return how many."""
@@ -175,7 +187,7 @@ class CaptureStore:
             with transaction(self._db):
                 self._db.execute(
                     "UPDATE rollouts SET turns = turns + ?, used_at = ? WHERE id = ?",
-                    (len(turns), time.time(), rollout),
+                    (len(turns), self._clock.now(), rollout),
                 )
                 self._db.execute(
                     "INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",

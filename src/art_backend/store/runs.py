@@ -56,13 +56,14 @@ class RunStore:
 
     # Models
 
-    def check_model(self, spec: RegisterModel) -> None:
-        """Raise ConflictError where ``register_model`` would."""
+    def check_model(self, spec: RegisterModel) -> bool:
+        """Return whether a model of this name is registered; raise ConflictError where ``register_model`` would."""
         row = self._db.execute(
             "SELECT spec FROM models WHERE project = ? AND name = ?", (spec.project, spec.name)
         ).fetchone()
         if row is not None:
             _refuse_change(RegisterModel.model_validate_json(row["spec"]), spec)
+        return row is not None
 
     def register_model(self, spec: RegisterModel) -> str:
         """Store a model and return its id. The same registration again returns the same id.

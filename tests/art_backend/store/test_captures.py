@@ -104,9 +104,9 @@ def test_old_rollouts_are_deleted_by_their_last_use_and_space_returns(store, ren
         take_turn(store, renderer, old, [{"role": "user", "content": "x" * 5000}], "y" * 5000)
     store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     full = (tmp_path / "art.db").stat().st_size
-    moment = time.time()
+    moment = time.monotonic()
     turn = take_turn(store, renderer, used, HELLO, "one")
-    assert store.delete_before(moment) == 1
+    assert store.delete_unused(time.monotonic() - moment) == 1
     with pytest.raises(NotFoundError):
         store.get(old)
     assert store.rows_for_turns([turn.id])[0].rollout == used
@@ -114,7 +114,7 @@ def test_old_rollouts_are_deleted_by_their_last_use_and_space_returns(store, ren
     store.delete(used)
     with pytest.raises(NotFoundError):
         store.delete(used)
-    assert store.delete_before(time.time() + 1) == 0
+    assert store.delete_unused(-1) == 0
 
 
 def test_a_turn_of_a_deleted_rollout_is_refused_and_stays_nowhere(store, renderer):
