@@ -20,6 +20,7 @@ from art_backend.errors import ConflictError, ServiceError
 from art_backend.gateway.limits import MAX_CALLS, MAX_QUEUE
 from art_backend.inference.process import Launcher
 from art_backend.placement import Placement, PlacementKind, parse_device_list
+from art_backend.private import private_directory
 from art_backend.service import Service
 from art_backend.settings import EngineKind, Settings
 
@@ -180,7 +181,7 @@ def claim_directory(path: Path, wait_s: float = CLAIM_WAIT_S) -> FileLock:
     Raises:
         ConflictError: Another service uses the directory.
     """
-    path.mkdir(parents=True, exist_ok=True)
+    private_directory(path)
     lock = FileLock(path / "service.lock")
     holder = path / "service.pid"
     try:

@@ -15,6 +15,8 @@ from typing import IO, TypeVar
 
 import psutil
 
+from art_backend.private import private_file
+
 T = TypeVar("T")
 
 LOG_TAIL_LINES = 30
@@ -137,6 +139,7 @@ class ChildProcess:
             defaults: Variables added where this process's environment does not have them: what the user set wins.
         """
         log_path.parent.mkdir(parents=True, exist_ok=True)
+        private_file(log_path)
         log: IO[bytes]
         with log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(

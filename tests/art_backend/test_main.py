@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -10,6 +11,9 @@ import pytest
 
 from art_backend.command import claim_directory
 from art_backend.errors import ConflictError
+from art_backend.process import ChildProcess
+from art_backend.service import Service
+from art_backend.settings import Settings
 
 
 def test_a_directory_has_one_service_at_a_time(tmp_path, caplog):
@@ -20,6 +24,32 @@ def test_a_directory_has_one_service_at_a_time(tmp_path, caplog):
     assert "waiting up to 0.1 s" in caplog.text
     first.release()
     claim_directory(tmp_path / "art", wait_s=0.1).release()
+
+
+async def test_only_its_user_may_read_what_a_service_stores(tmp_path):
+    directory = tmp_path / "art"
+    private = {"art.db": 0o600, "secret": 0o600, "logs/engine.log": 0o600}
+    before = os.umask(0)
+    try:
+        for _ in range(2):
+            claim_directory(directory).release()
+            service = Service(Settings(path=directory, api_key="k", engine="torch"))
+            await service.restore()
+            service.captures.create_rollout("p", "m")
+            child = await ChildProcess.start(
+                [sys.executable, "-c", ""], name="child", log_path=service.settings.log_dir / "engine.log"
+            )
+            await child.wait()
+            stored = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.glob("art.db*")}
+            assert set(stored.values()) == {0o600}, stored
+            await service.close()
+            assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+            assert {name: stat.S_IMODE((directory / name).stat().st_mode) for name in private} == private
+            directory.chmod(0o755)  # as a release before made them
+            for name in ("art.db", "logs/engine.log"):
+                (directory / name).chmod(0o644)
+    finally:
+        os.umask(before)
 
 
 @pytest.mark.parametrize("after_s", [0.15, 0.6, 1.5])

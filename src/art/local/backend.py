@@ -66,7 +66,7 @@ class LocalBackend(RemoteBackend):
             warnings.warn("in_process has no effect: the service always runs in a process of its own.", stacklevel=2)
         super().__init__("http://127.0.0.1", "", gpu_cost_per_hour_usd=gpu_cost_per_hour_usd)
         self._path = Path(path or get_default_art_path()).resolve()
-        self._path.mkdir(parents=True, exist_ok=True)
+        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         own_code = Path(user_code).resolve() if user_code is not None else _program_directory()
         self._service = ServiceProcess(self._path, ["--user-code", str(own_code), *(serve_arguments or [])])
         self._client = None

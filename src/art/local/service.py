@@ -63,6 +63,8 @@ class ServiceProcess:
             if missing := [name for name in _NEEDED if find_spec(name) is None]:
                 raise MissingExtraError(f"LocalBackend needs {', '.join(missing)}, which", "backend")
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
+            self.log_path.touch(mode=0o600)
+            self.log_path.chmod(0o600)  # it may be an older one
             port = self._port if self._ready_file is None else 0  # a port that could not be bound is not tried again
             self.url = None
             self._ready_file = Path(tempfile.mkdtemp(prefix="art-")) / "ready.json"

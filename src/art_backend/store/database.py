@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from art_backend.errors import StorageFailedError
+from art_backend.private import private_file
 
 LONGEST_LOG = 16_000
 """Pages of the write-ahead log (4 KiB each) at which a commit writes them back itself, should ``write_back`` be late."""
@@ -17,6 +18,7 @@ def open_database(path: Path) -> sqlite3.Connection:
     The connection belongs to the event loop's thread. Transactions are explicit: see ``transaction``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    private_file(path)  # SQLite gives its log the same mode
     connection = sqlite3.connect(path, isolation_level=None, timeout=10)
     connection.row_factory = sqlite3.Row
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # lets deletions give space back; must come first

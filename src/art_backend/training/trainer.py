@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from art.wire import Optimizer, SftOptions, TrainOptions
+from art.wire import SftOptions, TrainOptions
 from art_backend.errors import (
     BadRequestError,
     ConflictError,
@@ -29,11 +29,11 @@ from art_backend.training.attention import Kind
 from art_backend.training.batch import Member, StepBatch, build_batch, weigh
 from art_backend.training.canaries import CanaryProbe
 from art_backend.training.full_policy import FullPolicy
+from art_backend.training.loaded import Loaded
 from art_backend.training.memory import return_free_memory
 from art_backend.training.metrics import Progress, SftMeter, StepMeter, UpdateMeter
-from art_backend.training.optimizers import FlatAdamW, FlatOptimizer, load_optimizer, make_optimizer
+from art_backend.training.optimizers import FlatAdamW, FlatOptimizer, load_optimizer
 from art_backend.training.packing import Pack, TrainingRow, pack_rows
-from art_backend.training.parking import Parking
 from art_backend.training.policy import Policy
 from art_backend.training.schedule import learning_rate
 from art_backend.training.sft import build_plan
@@ -95,10 +95,18 @@ class Trainer:
             )
         loaded = self._load(latest)
         self._loaded = None  # until the step is whole: after a failure, weights come from the checkpoint again
-        if isinstance(step, SftInput):
-            output = self._supervise(step, loaded, on_progress)
-        else:
-            output = self._step(step, loaded, on_progress)
+        random_state = torch.get_rng_state()
+        try:
+            if isinstance(step, SftInput):
+                output = self._supervise(step, loaded, on_progress)
+            else:
+                output = self._step(step, loaded, on_progress)
+        except BadRequestError:
+            if not loaded.changed:  # what was refused before the first update costs no loading
+                torch.set_rng_state(random_state)
+                self._loaded = loaded
+            raise
+        loaded.changed = False
         self._loaded = loaded
         return output
 
@@ -116,7 +124,7 @@ class Trainer:
         gc.collect()
         return_free_memory()
 
-    def _load(self, step: int) -> "Loaded":
+    def _load(self, step: int) -> Loaded:
         """Return the model with the weights of ``step``."""
         if self._loaded is not None and self._loaded.state.step == step:
             self._loaded.return_to_device()
@@ -156,7 +164,7 @@ class Trainer:
             max_length=setup.max_sequence_length,
         )
 
-    def _step(self, step: StepInput, loaded: "Loaded", on_progress: Progress) -> StepOutput:
+    def _step(self, step: StepInput, loaded: Loaded, on_progress: Progress) -> StepOutput:
         policy, options = loaded.policy, step.options
         started = time.monotonic()
         rate = learning_rate(options, step.step)
@@ -186,7 +194,7 @@ class Trainer:
         )
 
     def _reinforce(
-        self, batch: StepBatch, step: StepInput, rate: float, loaded: "Loaded", on_progress: Progress
+        self, batch: StepBatch, step: StepInput, rate: float, loaded: Loaded, on_progress: Progress
     ) -> tuple[StepMeter, dict[str, float]]:
         """Take the updates of a step: one for each of its parts, in every epoch. Return what they measured."""
         policy, options = loaded.policy, step.options
@@ -219,7 +227,7 @@ class Trainer:
                 param="options.kl_reference_step",
             ) from error
 
-    def _supervise(self, step: SftInput, loaded: "Loaded", on_progress: Progress) -> StepOutput:
+    def _supervise(self, step: SftInput, loaded: Loaded, on_progress: Progress) -> StepOutput:
         """Learn examples: one update for each batch of them."""
         policy, options = loaded.policy, step.options
         started = time.monotonic()
@@ -251,7 +259,7 @@ class Trainer:
     def _finish(
         self,
         step: AnyInput,
-        loaded: "Loaded",
+        loaded: Loaded,
         meter: UpdateMeter,
         probe: CanaryProbe | None,
         *,
@@ -281,9 +289,10 @@ class Trainer:
             canaries=canaries,
         )
 
-    def _apply(self, options: TrainOptions | SftOptions, rate: float, loaded: "Loaded", meter: UpdateMeter) -> None:
+    def _apply(self, options: TrainOptions | SftOptions, rate: float, loaded: Loaded, meter: UpdateMeter) -> None:
         """Clip the gradient and update the weights, or skip a gradient that is not finite."""
         gradient, state = loaded.policy.gradient, loaded.state
+        loaded.changed = True
         norm = float(gradient.double().norm())
         if not math.isfinite(norm):
             state.nonfinite_in_a_row += 1
@@ -307,7 +316,7 @@ class Trainer:
         state.optimizer_steps += 1
         meter.add_update(norm, applied=True)
 
-    def _save(self, loaded: "Loaded", *, changed: bool) -> Path:
+    def _save(self, loaded: Loaded, *, changed: bool) -> Path:
         state = loaded.state
         if not changed and state.step > 1:
             return self._store.link(state.step - 1, state.step, lambda directory: write_state(directory, state))
@@ -318,37 +327,6 @@ class Trainer:
             write_state(directory, state)
 
         return self._store.save(state.step, write)
-
-
-class Loaded:
-    """A model in memory, and where its training stands."""
-
-    def __init__(self, policy: Policy, optimizer: FlatOptimizer, state: TrainerState) -> None:
-        self.policy = policy
-        self.optimizer = optimizer
-        self.state = state
-        self._parking = Parking()
-
-    def leave_device(self) -> None:
-        """Keep everything in the CPU's memory, if it is not there anyway."""
-        if self.policy.device.type != "cpu":
-            frozen, changing = self.policy.device_tensors()
-            self._parking.leave(frozen, [*changing, *self.optimizer.device_tensors()])
-
-    def return_to_device(self) -> None:
-        self._parking.come_back()
-
-    def choose_optimizer(self, kind: Optimizer) -> None:
-        """Raises BadRequestError: Training began with another one, whose moments this one cannot read."""
-        if kind is self.optimizer.kind:
-            return
-        if self.state.optimizer_steps:
-            raise BadRequestError(
-                f"optimizer={kind.value!r}: the first {self.state.optimizer_steps} updates of this model were made by "
-                f"{self.optimizer.kind.value!r}, whose moments are in its checkpoints. Go on with that one.",
-                param="options.optimizer",
-            )
-        self.optimizer = make_optimizer(kind, self.policy.weights)
 
 
 def _learn(policy: Policy, pack: Pack, meter: SftMeter) -> None:

@@ -24,10 +24,11 @@ from art_backend.errors import BadRequestError
 from art_backend.training.adapter_policy import AdapterPolicy
 from art_backend.training.algorithms import PRESETS
 from art_backend.training.batch import StepBatch, weigh
+from art_backend.training.loaded import Loaded
 from art_backend.training.losses import clipped_importance
 from art_backend.training.metrics import Progress, StepMeter
 from art_backend.training.packing import TrainingRow
-from art_backend.training.trainer import Loaded, Trainer
+from art_backend.training.trainer import Trainer
 from art_backend.training.types import ModelSetup, StepInput
 from art_backend.training.update import clip_ranges
 
@@ -87,6 +88,7 @@ class TrlTrainer(Trainer):
         policy = loaded.policy
         assert isinstance(policy, AdapterPolicy)
         policy.gradient.zero_()
+        loaded.changed = True  # TRL may leave its marks, whatever it raises
         optimizer = _OurOptimizer(list(policy.model.parameters()), apply)
         with tempfile.TemporaryDirectory(prefix="art-trl-") as directory:
             measured = self._run_trl(rows, options, policy, optimizer, directory, lambda done: on_progress(done, total))

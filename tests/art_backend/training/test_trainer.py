@@ -312,6 +312,51 @@ def test_a_damaged_checkpoint_stops_the_trainer_with_advice(setup, make_groups):
     assert Trainer(setup).train(step_of(make_groups(), 2)).trained
 
 
+def test_a_refused_request_costs_no_loading_and_changes_nothing(setup, make_groups, tmp_path, monkeypatch):
+    straight = Trainer(setup)
+    expected = [straight.train(step_of(make_groups(step), step)).checkpoint for step in (1, 2)]
+    trainer = Trainer(dataclasses.replace(setup, checkpoints=tmp_path / "refused"))
+    first = trainer.train(step_of(make_groups(1), 1))
+    opened = []
+    monkeypatch.setattr(Trainer, "_open_policy", lambda self: opened.append(self))
+    refused = [
+        step_of([[]], 2),
+        step_of(make_groups(2), 2, kl_coef=0.1, kl_reference_step=7),
+        step_of(make_groups(2), 2, optimizer="paged_adamw_8bit"),
+    ]
+    for step in refused:
+        with pytest.raises(BadRequestError):
+            trainer.train(step)
+    second = trainer.train(step_of(make_groups(2), 2))
+    assert opened == []
+    for ours, theirs in zip((first.checkpoint, second.checkpoint), expected, strict=True):
+        a, b = all_tensors(ours), all_tensors(theirs)
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_what_is_refused_after_the_first_update_is_loaded_again(setup, make_groups, tmp_path, monkeypatch):
+    trainer = Trainer(setup)
+    trainer.train(step_of(make_groups(1), 1))
+    apply = Trainer._apply
+
+    def refuse(self, *arguments):
+        apply(self, *arguments)
+        raise BadRequestError("a loss of the user's")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_apply", refuse)
+        with pytest.raises(BadRequestError):
+            trainer.train(step_of(make_groups(2), 2))
+    again = trainer.train(step_of(make_groups(2), 2))
+    straight = Trainer(dataclasses.replace(setup, checkpoints=tmp_path / "straight"))
+    expected = [straight.train(step_of(make_groups(step), step)).checkpoint for step in (1, 2)]
+    assert weights_of(again.checkpoint).keys() == weights_of(expected[1]).keys()
+    assert all(
+        torch.equal(value, weights_of(expected[1])[name]) for name, value in weights_of(again.checkpoint).items()
+    )
+
+
 def test_an_adapter_of_another_shape_or_base_is_refused(setup, make_groups, tmp_path, base_path):
     Trainer(setup).train(step_of(make_groups()))
     other = dataclasses.replace(setup, lora=LoraSpec(rank=8, alpha=8))
