@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
+from art.terminal import break_lines, say
 from art.wire import JobEvent, TrainProgress
 
 if TYPE_CHECKING:
@@ -84,14 +85,14 @@ class _Lines:
             step = TrainProgress.model_validate(event.data)
             if step.phase != self._phase:
                 self._phase = step.phase
-                print(f"{self._name}: {step.message or _LABELS[step.phase]}", file=sys.stderr, flush=True)
+                say(f"{self._name}: {step.message or _LABELS[step.phase]}")
         else:
             _print_warning(event)
 
 
 def _print_warning(event: JobEvent) -> None:
     if event.type == "warning":
-        print(f"warning: {event.data['message']}", file=sys.stderr, flush=True)
+        say(f"warning: {event.data['message']}")
 
 
 class MessageStream(io.TextIOBase):
@@ -108,5 +109,5 @@ class MessageStream(io.TextIOBase):
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             if line.strip():
-                self._console.print(line, markup=False, soft_wrap=True)
+                self._console.print(break_lines(line, self._console.width), markup=False, soft_wrap=True)
         return len(text)

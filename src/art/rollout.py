@@ -74,11 +74,16 @@ class Rollout:
         Args:
             trajectory: Its conversations are replaced, by one for each path through the rollout: the first begun first.
         """
-        histories = read_conversations(await self._source.get_rollout(self.id))
-        main = histories[0] if histories else History(messages_and_choices=[])
-        trajectory.messages_and_choices, trajectory.tools = main.messages_and_choices, main.tools
-        trajectory.additional_histories = histories[1:]
-        return trajectory
+        return fill_in(trajectory, await self._source.get_rollout(self.id))
+
+
+def fill_in(trajectory: Trajectory, tree: RolloutTree) -> Trajectory:
+    """Replace the conversations of a trajectory by those of a rollout, the first begun first."""
+    histories = read_conversations(tree)
+    main = histories[0] if histories else History(messages_and_choices=[])
+    trajectory.messages_and_choices, trajectory.tools = main.messages_and_choices, main.tools
+    trajectory.additional_histories = histories[1:]
+    return trajectory
 
 
 def read_conversations(tree: RolloutTree) -> list[History]:

@@ -13,8 +13,9 @@ from art.cli.doctor import doctor
 from art.cli.eval import evaluate_models
 from art.cli.export import export
 from art.cli.preflight import preflight
-from art.cli.runs import runs, show
+from art.cli.runs import runs
 from art.cli.serve import serve
+from art.cli.show import show
 from art.cli.train import train
 
 app = typer.Typer(

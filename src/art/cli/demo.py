@@ -46,10 +46,11 @@ def demo(
 
     from openai import APIError
 
-    from art.demo.display import Display, error_line
+    from art.demo.display import Display
     from art.demo.records import RunDirectory
     from art.demo.run import INTERRUPTED, DemoOptions, run_demo
     from art.errors import ARTError, BadRequestError, ModelNotAvailableError
+    from art.terminal import say_error
 
     if not 0 < learning_rate < math.inf:
         raise typer.BadParameter("it must be a finite number above 0.", param_hint="--learning-rate")
@@ -80,10 +81,10 @@ def demo(
         display.say(f"Stopped. What was done is in {directory}. To go on:\n  {_same_command()}")
         raise typer.Exit(INTERRUPTED) from None
     except (BadRequestError, ModelNotAvailableError) as error:  # the same command would end in the same way
-        error_line(str(error))
+        say_error(str(error))
         raise typer.Exit(1) from None
     except (ARTError, APIError, OSError) as error:
-        error_line(str(error))
+        say_error(str(error))
         display.say(f"What was done is in {directory}. To go on:\n  {_same_command()}")
         raise typer.Exit(1) from None
 

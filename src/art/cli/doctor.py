@@ -15,17 +15,21 @@ from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from art.cli.targets import JsonOption, PathOption, fail, print_json
+from art.cli.targets import BASE_MODEL, JsonOption, PathOption, fail, print_json
 
 _DISTRIBUTION = "art-trainer"
 _PURPOSES = {
     "backend": "serve and train models on this machine",
     "bitsandbytes": "train with optimiser states of 8 bits",
+    "examples": "run the e-mail agent and Temporal Clue",
+    "langgraph": "agents built on LangGraph",
     "trl": "train reward models",
     "litellm": "judges given by a litellm name",
     "mlflow": "log to MLflow",
     "tensorboard": "log to TensorBoard",
     "trackio": "log to Trackio",
+    "unsloth": "train faster on one GPU",
+    "vllm": "serve faster on a GPU",
     "wandb": "log to Weights & Biases",
     "plot": "draw the demo's reward curve",
     "yaml": "read trajectories of old YAML logs",
@@ -102,7 +106,7 @@ def doctor(
         arguments += ["--batch-tokens", str(batch_tokens)] if batch_tokens is not None else []
         flags = {"--full": full, "--gradient-checkpointing": gradient_checkpointing, "--json": json}
         _plan_memory([*arguments, *(flag for flag, wanted in flags.items() if wanted)])
-    findings = [_python(), *_extras(), *_machine(), _directory(path)]
+    findings = [_python(), *_extras(), *_machine(), *_default_model(), _directory(path)]
     if json:
         print_json([asdict(finding) for finding in findings])
     else:
@@ -113,7 +117,7 @@ def doctor(
 
 def _plan_memory(arguments: list[str]) -> NoReturn:
     """The plan is the backend's: it knows what its trainer and engines keep."""
-    if find_spec("art_backend") is None or find_spec("torch") is None:
+    if not _has_backend():
         fail("The backend is not installed. Install it: pip install 'art-trainer[backend]'")
     done = subprocess.run([sys.executable, "-m", "art_backend.planning", *arguments], check=False)
     raise typer.Exit(done.returncode)
@@ -132,7 +136,7 @@ def _extras() -> list[Finding]:
     for extra in importlib.metadata.metadata(_DISTRIBUTION).get_all("Provides-Extra") or []:
         if extra == "dev":
             continue
-        purpose = _PURPOSES.get(extra, extra)
+        purpose = _PURPOSES[extra]
         names = [
             re.split(r"[ <>=!~;\[(]", line, maxsplit=1)[0]
             for line in required
@@ -161,7 +165,7 @@ def _machine() -> list[Finding]:
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     machine = f"{os.cpu_count()} cores, {memory_gb:.0f} GB memory, " + (", ".join(gpus) or "no NVIDIA device")
     findings = [Finding("machine", "ok", machine)]
-    if find_spec("art_backend") is None or find_spec("torch") is None:
+    if not _has_backend():
         needed = Finding(
             "engine", "missing", "nothing here can serve or train", f"pip install '{_DISTRIBUTION}[backend]'"
         )
@@ -180,6 +184,24 @@ def _machine() -> list[Finding]:
     where = gpus[0] if gpus else "the CPU"
     findings.append(Finding("trainer", "ok", f"LoRA with torch {_version('torch')}, on {where}"))
     return findings
+
+
+def _default_model() -> list[Finding]:
+    """Where the model that demo and examples train would come from."""
+    if not _has_backend():
+        return []
+    command = [sys.executable, "-m", "art_backend.base_models", BASE_MODEL, "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    name = "default model"
+    if done.returncode == 0:
+        return [Finding(name, "ok", f"{BASE_MODEL}, {done.stdout.strip()}")]
+    *tried, remedy = done.stderr.strip().splitlines() or ["no reason given"]
+    detail = "\n".join([f"{BASE_MODEL} is not on this machine, and the hub does not give it", *tried[1:]])
+    return [Finding(name, "missing", detail, remedy.removeprefix("What to do: "))]
+
+
+def _has_backend() -> bool:
+    return all(find_spec(module) is not None for module in ("art_backend", "torch"))
 
 
 def _vllm() -> str | None:
@@ -215,8 +237,9 @@ def _print(findings: list[Finding]) -> None:
 
     marks = {"ok": "[green]✓[/green]", "missing": "[yellow]–[/yellow]", "problem": "[red]✗[/red]"}
     table = Table(box=None, show_header=False)
-    for _ in range(3):
-        table.add_column(overflow="fold")
+    table.add_column(no_wrap=True)
+    table.add_column(max_width=16, overflow="fold")
+    table.add_column(overflow="fold")
     for finding in findings:
         remedy = f"\n[bold]{_escape(finding.remedy)}[/bold]" if finding.remedy else ""
         table.add_row(marks[finding.state], finding.name, _escape(finding.detail) + remedy)

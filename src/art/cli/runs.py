@@ -1,4 +1,4 @@
-"""``art runs`` and ``art show``: what was trained here, from the metric histories on disk."""
+"""``art runs``: what was trained here, from the metric histories on disk."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from art.cli.targets import JsonOption, print_json
+from art.cli.targets import JsonOption, fail, print_json
 from art.history import read_history
 
 _HISTORY = "history.jsonl"
-_PATH_OPTION = typer.Option(help="Directory to search.")
+SearchedPath = Annotated[Path, typer.Option(help="Directory to search.")]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def find_histories(path: Path) -> list[History]:
     return [History(file.parent, read_history(file)) for file in sorted(path.glob(f"**/models/*/{_HISTORY}"))]
 
 
-def runs(path: Annotated[Path, _PATH_OPTION] = Path(".art"), json: JsonOption = False) -> None:
+def runs(path: SearchedPath = Path(".art"), json: JsonOption = False) -> None:
     """List the models that were trained here."""
     from rich.console import Console
     from rich.table import Table
@@ -72,49 +72,22 @@ def runs(path: Annotated[Path, _PATH_OPTION] = Path(".art"), json: JsonOption = 
     for history in histories:
         rewards = list(history.series("train/reward").values())
         last = f"{rewards[-1]:+.3f}" if rewards else "–"
-        table.add_row(history.title, str(history.steps), last, _sparkline(rewards[-30:]))
+        table.add_row(history.title, str(history.steps), last, sparkline_of(rewards[-30:]))
     Console(highlight=False).print(table)
 
 
-def show(
-    model: Annotated[str, typer.Argument(help="The model's name, with or without its project.")],
-    metric: Annotated[list[str] | None, typer.Option(help="Metrics to show; may be repeated.")] = None,
-    path: Annotated[Path, _PATH_OPTION] = Path(".art"),
-    json: JsonOption = False,
-) -> None:
-    """Show how a model's metrics went."""
-    from rich.console import Console
-    from rich.table import Table
-
+def find_history(model: str, path: Path) -> History:
+    """The model of this name, with or without its project. Ends the command where there is none, or several."""
     histories = find_histories(path)
     found = [history for history in histories if model in (history.title, history.directory.name)]
     if len(found) != 1:
         known = ", ".join(history.title for history in histories) or "none"
-        problem = "There are several models" if found else "There is no model"
-        typer.echo(f"Error: {problem} {model!r} in {path}. Models there: {known}.", err=True)
-        raise typer.Exit(1)
-    history = found[0]
-    names = metric or [name for name in history.metrics() if name.startswith(("train/reward", "val/reward", "loss/"))]
-    if unknown := [name for name in names if not history.series(name)]:
-        typer.echo(f"Error: {', '.join(unknown)} was not logged. Logged: {', '.join(history.metrics())}.", err=True)
-        raise typer.Exit(1)
-    if json:
-        series = {name: [list(point) for point in history.series(name).items()] for name in metric or history.metrics()}
-        print_json({"model": history.title, "directory": str(history.directory), "metrics": series})
-        return
-    table = Table(box=None, header_style="bold", title=f"{history.title}, {history.steps} steps", title_justify="left")
-    for column in ("metric", "first", "last", "best", ""):
-        table.add_column(column, justify="left" if column in ("metric", "") else "right", no_wrap=True)
-    for name in names:
-        values = list(history.series(name).values())
-        best = f"{max(values):.4g}" if "reward" in name else ""
-        table.add_row(name, f"{values[0]:.4g}", f"{values[-1]:.4g}", best, _sparkline(values[-24:]))
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(str(history.directory), soft_wrap=True, markup=False)
+        fail(f"{'Several models are' if found else 'No model is'} named {model!r} in {path}. Models there: {known}.")
+    return found[0]
 
 
-def _sparkline(values: list[float]) -> str:
+def sparkline_of(values: list[float]) -> str:
+    """One bar per value, from their lowest to their highest."""
     from art.demo.display import sparkline
 
     if not values:

@@ -112,9 +112,9 @@ def run_or_explain(main: Callable[[], Any]) -> Any:
 
 def fail(message: str) -> NoReturn:
     """End with one line on standard error."""
-    from art.demo.display import error_line
+    from art.terminal import say_error
 
-    error_line(message)
+    say_error(message)
     raise typer.Exit(1)
 
 

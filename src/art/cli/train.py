@@ -39,6 +39,13 @@ def train(
     learning_rate: Annotated[float, typer.Option(help="Learning rate of the adapter.")] = 1e-5,
     max_staleness: Annotated[int, typer.Option(min=0, help="Policy versions that a rollout may be old.")] = 0,
     timeout: TimeoutOption = None,
+    eval_scenarios: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|MODULE:NAME",
+            help="Scenarios to evaluate and never train on; by default the last tenth of --scenarios, if they are 50 or more.",
+        ),
+    ] = None,
     logger: Annotated[
         list[str] | None, typer.Option(help="mlflow, tensorboard, trackio or wandb; may be repeated.")
     ] = None,
@@ -54,6 +61,7 @@ def train(
     if not 0 < learning_rate < math.inf:
         raise typer.BadParameter("it must be a finite number above 0.", param_hint="--learning-rate")
     run, found = find_object(rollout, "MODULE:ROLLOUT"), read_scenarios(scenarios, "--scenarios")
+    held_out = None if eval_scenarios is None else read_scenarios(eval_scenarios, "--eval-scenarios")
     project, name, step = split_model(model, "--model")
     if step is not None:
         raise typer.BadParameter("training goes on from the latest step; leave out @STEP.", param_hint="--model")
@@ -75,6 +83,7 @@ def train(
                 max_staleness=max_staleness,
                 steps=steps,
                 rollout_timeout_s=timeout,
+                eval_scenarios=held_out,
                 show_progress=not json,
                 learning_rate=learning_rate,
             )
@@ -82,7 +91,5 @@ def train(
     result = run_or_explain(main)
     if json:
         print_json({"model": model, "step": result.step, "stopped": result.stopped})
-    elif result.stopped:
-        typer.echo(f"Stopped after step {result.step}. The same command goes on.")
-    else:
-        typer.echo(f"{model} is trained to step {result.step}. See it: art show {model}")
+    elif not result.stopped:
+        typer.echo(f"{model} is trained to step {result.step}.")

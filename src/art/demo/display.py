@@ -153,8 +153,3 @@ def percent_interval(share: Estimate) -> str:
 def mean_interval(mean: Estimate) -> str:
     """Such as ``+0.61 ± 0.09``; the interval of a mean is symmetric."""
     return f"{mean.value:+.2f} ± {mean.high - mean.value:.2f}"
-
-
-def error_line(message: str) -> None:
-    """Print an error to standard error."""
-    Console(stderr=True, highlight=False).print(Text.assemble(("Error: ", "bold red"), message), soft_wrap=True)

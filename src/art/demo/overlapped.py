@@ -35,6 +35,7 @@ async def train_overlapped(
         max_staleness=max_staleness,
         steps=steps,
         learning_rate=config.learning_rate,
+        eval_scenarios=[],  # the demo evaluates by itself
     )
     if run.stopped:
         raise KeyboardInterrupt

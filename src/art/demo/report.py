@@ -4,11 +4,12 @@ import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from art.demo.display import error_line, mean_interval, percent_interval
+from art.demo.display import mean_interval, percent_interval
 from art.demo.plot import plot_runs
 from art.demo.records import Results, RunDirectory
 from art.demo.statistics import Estimate, estimate_mean
 from art.errors import ARTError
+from art.terminal import say_error
 
 MAX_ILLEGAL = 0.05
 MIN_WINS = 0.5
@@ -89,12 +90,12 @@ def main() -> None:
         if arguments.plot is not None:
             plot_runs(runs, arguments.plot)
     except ARTError as error:
-        error_line(str(error))
+        say_error(str(error))
         raise SystemExit(1) from None
     failures = [f"seed {run.config.seed}: {lack}" for run in runs for lack in shortfalls(run)]
     if arguments.check and failures:
         for failure in failures:
-            error_line(failure)
+            say_error(failure)
         raise SystemExit(1)
 
 

@@ -2,16 +2,15 @@
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from art.demo.display import error_line
 from art.errors import ARTError
 from art.experiment.plot import plot
 from art.experiment.results import Results, table_of_players
 from art.experiment.run import Example, Run, Settings
+from art.terminal import say, say_error
 
 INTERRUPTED = 130
 """Exit code of a command that was stopped with Ctrl-C, by the shells' convention."""
@@ -148,8 +147,8 @@ def _run_or_explain(work: Callable[[], Awaitable[None]], stopped: str) -> None:
     try:
         asyncio.run(main())
     except KeyboardInterrupt:
-        print(stopped, file=sys.stderr)
+        say(stopped)
         raise SystemExit(INTERRUPTED) from None
     except (ARTError, APIError, OSError) as error:
-        error_line(str(error))
+        say_error(str(error))
         raise SystemExit(1) from None

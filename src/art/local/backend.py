@@ -20,6 +20,7 @@ from art.local.service import ServiceProcess
 from art.model_spec import check_names
 from art.remote import RemoteBackend
 from art.state import write_json
+from art.terminal import say
 from art.utils.get_model_step import get_model_step
 from art.utils.output_dirs import get_default_art_path, get_output_dir_from_model_properties, get_step_checkpoint_dir
 from art.utils.trajectory_migration import auto_migrate_on_register
@@ -82,6 +83,7 @@ class LocalBackend(RemoteBackend):
 
     async def close(self) -> None:
         """End the service. A later call starts it again."""
+        self._stop_report()
         await asyncio.to_thread(self.close_sync)
 
     def close_sync(self) -> None:
@@ -195,6 +197,7 @@ class LocalBackend(RemoteBackend):
                 raise death
         if self._client is None:
             await self._wait_for_directory()
+            say(f"Starting the ART service in {self._path}; its log is {self._service.log_path}")
             self._service.start()
             url = await self._wait_until_ready()
             self._death_was_told = False
@@ -209,7 +212,7 @@ class LocalBackend(RemoteBackend):
         """
         if (pid := self._service.other_holder()) is None:
             return
-        _tell(f"The ART service of process {pid} uses {self._path}; waiting up to {DIRECTORY_WAIT_S:g} s for its end.")
+        say(f"The ART service of process {pid} uses {self._path}; waiting up to {DIRECTORY_WAIT_S:g} s for its end.")
         deadline = time.monotonic() + DIRECTORY_WAIT_S
         while (pid := self._service.other_holder()) is not None:
             if time.monotonic() > deadline:
@@ -239,10 +242,6 @@ class LocalBackend(RemoteBackend):
             f"(ART_SERVER_TIMEOUT). The end of its log, {self._service.log_path}:\n{self._service.log_tail()}",
             504,
         )
-
-
-def _tell(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
 
 
 def _program_directory() -> Path:

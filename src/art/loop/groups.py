@@ -9,7 +9,6 @@ Invariants:
 """
 
 import asyncio
-import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -19,6 +18,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 from art.backend import AnyTrainableModel
 from art.failures import is_service_failure
 from art.loop.cursor import ScenarioCursor
+from art.terminal import say
 from art.trajectories import TrajectoryGroup
 
 ScenarioT = TypeVar("ScenarioT")
@@ -217,7 +217,7 @@ class GroupsInFlight(Generic[ScenarioT]):
             self._failures_in_a_row += 1
             if is_service_failure(error) or self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
                 raise
-            print(f"warning: worker {worker_id}: scenario {number} failed: {error!r}", file=sys.stderr)
+            say(f"warning: worker {worker_id}: scenario {number} failed: {error!r}")
             self.counts.failed += 1
             self._cursor.settle(number)
             self._make_room(number)

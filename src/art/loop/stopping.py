@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import signal
-import sys
 from collections.abc import Callable, Generator
+
+from art.terminal import say
 
 
 @contextlib.contextmanager
@@ -17,7 +18,7 @@ def stop_on_signals(request_stop: Callable[[], None]) -> Generator[None]:
     numbers = (signal.SIGINT, signal.SIGTERM)
 
     def stop() -> None:
-        print("stopping; a training step in progress is finished first. Once more to stop at once", file=sys.stderr)
+        say("stopping; a training step in progress is finished first. Once more to stop at once")
         request_stop()
         for number in numbers:
             loop.remove_signal_handler(number)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from art.loop.cursor import ScenarioCursor
 from art.loop.groups import Counts, GroupsInFlight, age_of
 from art.loop.rollouts import HoldClock
 from art.loop.stopping import stop_on_signals
+from art.terminal import say
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import TrainResult
 
@@ -217,7 +217,7 @@ class TrainingLoop:
             except TrainerFailedError as error:
                 if attempt == MAX_TRAINER_FAILURES:
                     raise
-                print(f"warning: step {self.step + 1} is tried again, as the trainer failed: {error}", file=sys.stderr)
+                say(f"warning: step {self.step + 1} is tried again, as the trainer failed: {error}")
         if result.step > self.step + 1:
             raise ConflictError(
                 f"Model {self.model.name!r} is at step {result.step} after the step that followed {self.step}: somebody "
@@ -245,7 +245,7 @@ class TrainingLoop:
         except Exception as error:
             if is_service_failure(error):
                 raise
-            print(f"warning: the evaluation of step {step} failed: {error!r}", file=sys.stderr)
+            say(f"warning: the evaluation of step {step} failed: {error!r}")
         finally:
             token.var.reset(token)
         self.last_eval_step = step

@@ -20,7 +20,8 @@ __all__ = ["read_trajectory_groups_parquet", "write_trajectory_groups_parquet"]
 
 
 def message_row(item: Any) -> dict[str, Any]:
-    """One message as a row's struct: ``role, content, tool_calls, tool_call_id, trainable``. Log-probabilities are left out."""
+    """One message as a row's struct: ``role, content, tool_calls, tool_call_id, trainable, reasoning``. Log-probabilities are
+    left out."""
     fields = cast(Mapping[str, Any], item.model_dump(mode="json") if isinstance(item, BaseModel) else item)
     sampled = isinstance(item, Choice) or "finish_reason" in fields
     message = cast(Mapping[str, Any], fields.get("message") or {}) if sampled else fields
@@ -32,6 +33,7 @@ def message_row(item: Any) -> dict[str, Any]:
         "tool_calls": json.dumps(calls, default=_jsonable) if calls else None,
         "tool_call_id": None if sampled else message.get("tool_call_id"),
         "trainable": sampled,
+        "reasoning": message.get("reasoning_content") or message.get("reasoning"),
     }
 
 
@@ -89,6 +91,7 @@ def schema() -> Any:
             ("tool_calls", pa.string()),
             ("tool_call_id", pa.string()),
             ("trainable", pa.bool_()),
+            ("reasoning", pa.string()),
         ]
     )
     return pa.schema(
@@ -196,6 +199,8 @@ def _messages(stored: list[dict[str, Any]] | None) -> list[Any]:
             message["tool_calls"] = json.loads(one["tool_calls"])
         if one.get("tool_call_id"):
             message["tool_call_id"] = one["tool_call_id"]
+        if one.get("reasoning"):
+            message["reasoning_content"] = one["reasoning"]
         messages.append(message)
     return messages
 

@@ -60,4 +60,4 @@ def test_an_unknown_model_or_metric_lists_the_known_ones(art_path: Path) -> None
     assert "games/other, games/pupil" in result.stderr
     result = CliRunner().invoke(app, ["show", "pupil", "--metric", "train/nothing", "--path", str(art_path)])
     assert result.exit_code == 1
-    assert "train/nothing was not logged. Logged: loss/entropy, train/reward" in result.stderr
+    assert "games/pupil has no metric 'train/nothing'. Nearest of its 2: train/reward" in result.stderr

@@ -99,7 +99,9 @@ def test_the_schema_in_full(tmp_path):
         *(("group_index", "int64"), ("group_metadata", text), ("group_metrics", text), ("group_logs", lines)),
         *(("reward", "double"), ("metrics", text), ("metadata", text), ("tools", text), ("logs", lines)),
     ]
-    message = "role: string, content: string, tool_calls: string, tool_call_id: string, trainable: bool"
+    message = (
+        "role: string, content: string, tool_calls: string, tool_call_id: string, trainable: bool, reasoning: string"
+    )
     assert types["messages"] == f"list<element: struct<{message}>>"
     assert all(field.nullable for field in table.schema)
 
@@ -121,9 +123,20 @@ def test_choices_of_other_packages_are_flattened(tmp_path):
     (read,), table = round_trip([art.TrajectoryGroup([art.Trajectory(messages_and_choices=[choice])])], tmp_path)
     (row,) = table.to_pylist()
     assert row["messages"] == [
-        {"role": "assistant", "content": "said", "tool_calls": None, "tool_call_id": None, "trainable": True}
+        {
+            **{"role": "assistant", "content": "said", "tool_calls": None, "tool_call_id": None},
+            **{"trainable": True, "reasoning": None},
+        }
     ]
     assert read.trajectories[0].messages_and_choices == [{"role": "assistant", "content": "said"}]
+
+
+def test_reasoning_survives(tmp_path, make_choice):
+    thought = make_choice("four", message={"reasoning_content": "two and two"})
+    (read,), _ = round_trip([art.TrajectoryGroup([art.Trajectory(messages_and_choices=[thought])])], tmp_path)
+    assert read.trajectories[0].messages_and_choices == [
+        {"role": "assistant", "content": "four", "reasoning_content": "two and two"}
+    ]
 
 
 def test_groups_come_back_in_their_order_and_rows_without_anything_are_skipped(tmp_path):
