@@ -54,7 +54,15 @@ PAGES: dict[str, tuple[str, list[str]]] = {
     "metrics": (
         "Metrics, costs, loggers, evaluation",
         [
-            *("art.metrics", "art.metrics_taxonomy", "art.costs", "art.api_costs", "art.loggers", "art.evaluation"),
+            *(
+                "art.metrics",
+                "art.metrics_taxonomy",
+                "art.costs",
+                "art.api_costs",
+                "art.loggers",
+                "art.evaluation",
+                "art.intervals",
+            ),
             *("art.loggers.mlflow", "art.loggers.tensorboard", "art.loggers.trackio", "art.loggers.wandb"),
         ],
     ),

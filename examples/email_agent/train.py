@@ -46,11 +46,13 @@ async def train(run: Run) -> None:
         model = run.make_model()
         await model.register(backend)
         seeds = training_seeds(run.seed)
-        await run.warm_up(model, [lesson(task) for task in tasks(seeds[:lessons])])
+        find = partial(find_answer, agent="plain" if run.variant == "ruler" else str(run.variant))
+        trials = list(tasks(seeds[-8:]))  # the run does not get that far
+        await run.warm_up(model, [lesson(task) for task in tasks(seeds[:lessons])], find, trials)
         if run.variant == "ruler":
             await train_with_judge(run, model, backend, find_judge())
             return
-        await art.train(model, partial(find_answer, agent=str(run.variant)), tasks(seeds[lessons:]), **run.loop_options)
+        await art.train(model, find, tasks(seeds[lessons:]), **run.loop_options)
 
 
 async def train_with_judge(

@@ -12,26 +12,11 @@ from typing import Any
 
 from art.failures import is_service_failure
 from art.gather import gather_or_cancel
+from art.intervals import Interval, interval, mean
 from art.loop.rollouts import EveryRolloutFailedError, GroupRunner, HoldClock, RolloutFn
 from art.trajectories import Trajectory
 
 __all__ = ["Evaluation", "Interval", "evaluate", "interval"]
-
-_Z = 1.959963984540054
-_T_OF_FEW = {1: 12.706204736, 2: 4.302652730, 3: 3.182446305}
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean and its 95 % confidence interval; of a single value the bounds are infinite.
-
-    >>> Interval(value=0.5, low=0.4, high=0.6).value
-    0.5
-    """
-
-    value: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -57,12 +42,12 @@ class Evaluation:
     @property
     def reward(self) -> Interval | None:
         """Mean over scenarios of their mean reward; ``None`` if no run ended."""
-        return interval([_mean(found) for found in self.rewards if found])
+        return interval([mean(found) for found in self.rewards if found])
 
     def minus(self, other: "Evaluation") -> Interval | None:
         """How much higher the reward is than ``other``'s, over the scenarios that both have runs of."""
         pairs = zip(self.rewards, other.rewards, strict=True)
-        return interval([_mean(ours) - _mean(theirs) for ours, theirs in pairs if ours and theirs])
+        return interval([mean(ours) - mean(theirs) for ours, theirs in pairs if ours and theirs])
 
     def to_json(self, first: "Evaluation") -> dict[str, Any]:
         """A row of the comparison table."""
@@ -126,40 +111,6 @@ async def evaluate(
     if not_finite := [i for i, row in enumerate(rewards) if not all(map(math.isfinite, row))]:
         raise ValueError(f"A reward of scenario {not_finite[0]} is not a finite number.")
     return Evaluation(name, rewards, len(failures), failures[0] if failures else None)
-
-
-def interval(values: Sequence[float]) -> Interval | None:
-    """Mean and Student's 95 % interval.
-
-    >>> interval([0.0, 1.0]).value
-    0.5
-    """
-    if not values:
-        return None
-    n, mean = len(values), _mean(values)
-    if n == 1:
-        return Interval(mean, -math.inf, math.inf)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
-    half = t_quantile(n - 1) * math.sqrt(variance / n)
-    return Interval(mean, mean - half, mean + half)
-
-
-def t_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's distribution (expansion in 1/ν, Abramowitz and Stegun 26.7.5)."""
-    if freedom in _T_OF_FEW:
-        return _T_OF_FEW[freedom]
-    z, v = _Z, float(freedom)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / v ** (i + 1) for i, term in enumerate(terms))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _finite(found: Interval | None) -> dict[str, float | None] | None:

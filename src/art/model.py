@@ -21,9 +21,10 @@ from art.errors import ConflictError
 from art.history import best_step, read_history
 from art.loggers import Logger, check_names, open_logger, wanted
 from art.metrics import MetricsBuilder
-from art.metrics_taxonomy import average_metric_samples
+from art.metrics_taxonomy import TRAIN_GRADIENT_STEPS_KEY, average_metric_samples
 from art.rollout import Rollout
 from art.state import deep_merge, dump_json, held_alone, locked, read_json, write_json, writing
+from art.terminal import say
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import TrainConfig, TrainSFTConfig
 from art.utils.output_dirs import get_output_dir_from_model_properties
@@ -399,7 +400,8 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
         _config: "dev.TrainSFTConfig | None" = None,
         verbose: bool = False,
     ) -> None:
-        """Fine-tune on given trajectories, and log one row. Captured ones are learned by their exact tokens."""
+        """Fine-tune on given trajectories, log one row, and say how the loss went. Captured trajectories are learned by their
+        exact tokens."""
         config = TrainSFTConfig() if config is None else config
         _check_config(config, TrainSFTConfig)
         started = time.time()
@@ -409,7 +411,13 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
             return
         metrics = average_metric_samples(samples)
         metrics["time/step_trainer_s"] = time.time() - started
-        await self.log(split="train", metrics=metrics, step=await self.get_step())
+        step = await self.get_step()
+        await self.log(split="train", metrics=metrics, step=step)
+        if "loss/sft_last_batch" in metrics:
+            say(
+                f"{self.name}: {metrics[TRAIN_GRADIENT_STEPS_KEY]:.0f} updates on examples made step {step}; loss per token "
+                f"{metrics['loss/sft_first_batch']:.2f} at first, {metrics['loss/sft_last_batch']:.2f} at last"
+            )
 
     async def delete_checkpoints(self, best_checkpoint_metric: str = "val/reward") -> None:
         """Delete all checkpoints but the latest and the one with the highest mean of a metric in ``history.jsonl``."""

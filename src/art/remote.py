@@ -1,8 +1,8 @@
 """A backend that runs somewhere else. ``LocalBackend`` is one whose service this process started itself."""
 
+import asyncio
 import contextlib
 import os
-import sys
 import time
 import uuid
 import warnings
@@ -31,6 +31,8 @@ from art.metrics_taxonomy import (
 from art.model_spec import build_registration
 from art.progress import show_training
 from art.references import build_examples, build_train_groups, check_kind
+from art.starting import StartReport
+from art.terminal import say
 from art.train_options import build_options, build_sft_options, check_names
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import LocalTrainResult, TrainConfig, TrainSFTConfig
@@ -90,6 +92,8 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
         key = os.environ.get("ART_API_KEY", "") if api_key is None else api_key
         self._client: ControlClient | None = ControlClient(url, key, reconnect_s=reconnect_s)
         self._gpu_cost_per_hour_usd = gpu_cost_per_hour_usd
+        self._report: asyncio.Task[None] | None = None
+        """Tells what the service is starting."""
         self._steps: dict[tuple[str, str], int] = {}
         self._results: dict[tuple[str, str], WireTrainResult] = {}
 
@@ -101,6 +105,12 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
 
     async def close(self) -> None:
         """Nothing stays open between calls; the service goes on running."""
+        self._stop_report()
+
+    def _stop_report(self) -> None:
+        if self._report is not None:
+            self._report.cancel()
+            self._report = None
 
     # Models
 
@@ -183,12 +193,18 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
 
     async def _register(self, model: AnyTrainableModel) -> ModelInfo:
         control = await self._control()
-        info = await control.post(
-            f"{API_PREFIX}/models",
-            build_registration(model, honoured=self._honoured),
-            ModelInfo,
-            timeout_s=REGISTER_TIMEOUT_S,
+        registering = asyncio.ensure_future(
+            control.post(
+                f"{API_PREFIX}/models",
+                build_registration(model, honoured=self._honoured),
+                ModelInfo,
+                timeout_s=REGISTER_TIMEOUT_S,
+            )
         )
+        if self._report is None or self._report.done():
+            report = StartReport(lambda: control.get(f"{API_PREFIX}/health", Health))
+            self._report = asyncio.create_task(report.until(registering))
+        info = await registering
         self._steps[model.project, model.name] = info.step
         return info
 
@@ -281,7 +297,7 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
             groups, allow_uncaptured=bool(dev_config.get("allow_training_without_logprobs"))
         )
         for sentence in left_out:
-            _tell(f"warning: {sentence}")
+            say(f"warning: {sentence}")
         request = TrainRequest(
             project=model.project,
             model=model.name,
@@ -305,9 +321,9 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
         self._results[model.project, model.name] = result
         model.inference_model_name = self._model_inference_name(model)
         for warning in result.warnings:
-            _tell(f"warning: {warning}")
+            say(f"warning: {warning}")
         if not result.trained:
-            _tell(
+            say(
                 f"warning: nothing was trained in step {result.step} of {model.name}: {result.reason or 'no learning signal'}"
             )
         return result
@@ -331,9 +347,7 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
                 if job.state is JobState.FAILED:
                     raise from_api_error(job.error, 500) if job.error else BackendError(f"Job {job.id} failed.")
                 if attempt < RESUBMISSIONS:
-                    _tell(
-                        f"warning: the backend was restarted while it trained {request.model}; sending the step again"
-                    )
+                    say(f"warning: the backend was restarted while it trained {request.model}; sending the step again")
         raise JobInterruptedError(
             f"The backend stopped {RESUBMISSIONS + 1} times while it trained {request.model}. Nothing of the step was kept; "
             "look at the backend's log, then call train again.",
@@ -412,7 +426,7 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
         self._steps[model.project, model.name] = info.step
         model.inference_model_name = self._model_inference_name(model)
         if verbose:
-            _tell(f"{model.name} begins as {project}/{from_model} at step {info.step}")
+            say(f"{model.name} begins as {project}/{from_model} at step {info.step}")
 
     async def list_checkpoints(self, model: AnyTrainableModel) -> list[Checkpoint]:
         path = path_of(model.project, model.name, "checkpoints")
@@ -434,7 +448,7 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
             control = await self._control()
             await control.post(path_of(model.project, model.name, "metrics"), MetricHistory(rows=[row]), MetricHistory)
         except BackendError as error:
-            _tell(
+            say(
                 f"warning: the metrics of step {step} are in history.jsonl, but could not be sent to the backend: {error}"
             )
 
@@ -444,7 +458,3 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
             raise BackendError("The backend is closed.", 503)
         await self._client.check_version()
         return self._client
-
-
-def _tell(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from art.wire import (
     CheckpointList,
@@ -83,6 +84,8 @@ class Service:
         self._policies: dict[tuple[str, str], ServedPolicy] = {}
         self._trainers = TrainerPool(settings, self.runs)
         self._background = Background()
+        self._preparing: dict[str, str] = {}
+        """What is being done to get base models, by name."""
 
     async def restore(self) -> None:
         """Take up where a stopped service left off: settle its jobs, serve its models."""
@@ -171,17 +174,28 @@ class Service:
         """Make sure that the model has the checkpoint that it is to begin with."""
         if not CheckpointStore(self.settings.checkpoints_dir(spec.project, spec.name)).latest_step():
             self._check_idle(spec.project, spec.name, "give it an adapter to begin with")  # the job makes that step
-        path = await asyncio.to_thread(find_base_model, spec.base_model, cache=self.settings.cache)
+        path = await self._find_base_model(spec.base_model)
         await asyncio.to_thread(begin, spec, path, self.settings, self.runs.list_models())
         served = self._policies.get((spec.project, spec.name))
         if served is not None and served.step == 0:
             served.step = served.checkpoints.latest_step()
 
+    async def _find_base_model(self, name: str) -> Path:
+        """Find or prepare a base model; ``health`` tells what is done meanwhile."""
+
+        def report(line: str) -> None:
+            self._preparing[name] = line
+
+        try:
+            return await asyncio.to_thread(find_base_model, name, cache=self.settings.cache, on_progress=report)
+        finally:
+            self._preparing.pop(name, None)
+
     async def _open_policy(self, spec: RegisterModel) -> ServedPolicy:
         """Return the policy that serves a model, or is to serve it: nobody sees a new one before ``_serve``."""
         if (served := self._policies.get((spec.project, spec.name))) is not None:
             return served
-        path = await asyncio.to_thread(find_base_model, spec.base_model, cache=self.settings.cache)
+        path = await self._find_base_model(spec.base_model)
         host = self.engines.host(spec, path, self._rank(spec))
         if spec.lora.rank > host.settings.max_lora_rank:
             async with self._device:
@@ -390,7 +404,10 @@ class Service:
         processes = [*self.engines.health(), *self._trainers.health()]
         degraded = any(process.state == "failed" for process in processes)
         return Health(
-            status="degraded" if degraded else "ok", uptime_s=time.monotonic() - self._started, processes=processes
+            status="degraded" if degraded else "ok",
+            uptime_s=time.monotonic() - self._started,
+            processes=processes,
+            preparing=dict(self._preparing),
         )
 
     async def close(self) -> None:

@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from art.evaluation import Interval
 from art.experiment.results import Player, Results, StepReward
+from art.intervals import Interval
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from art.errors import ARTError
-from art.evaluation import Interval
+from art.intervals import Interval
 from art.state import write_bytes
 
 __all__ = ["Player", "Results", "StepReward"]

@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from art.errors import ARTError
+from art.evaluation import evaluate
 from art.local.backend import LocalBackend
+from art.loop.rollouts import RolloutFn
 from art.model import TrainableModel
 from art.remote import RemoteBackend
 from art.state import read_json, write_json
 from art.trajectories import Trajectory
 from art.types import TrainSFTConfig
 
+_SUCCESS_REWARD = 0.5
+"""The reward from which a trial counts as a success."""
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """What small forms train: it runs on two CPU cores."""
 
@@ -46,7 +50,7 @@ class Settings:
 class LoopOptions(TypedDict):
     """The keywords of ``art.train`` that settings decide.
 
-    >>> LoopOptions(steps=4, groups_per_step=16, group_size=8, max_staleness=0, learning_rate=3e-4)["steps"]
+    >>> LoopOptions(steps=4, groups_per_step=16, group_size=8, max_staleness=0, learning_rate=3e-4, eval_scenarios=[])["steps"]
     4
     """
 
@@ -55,6 +59,8 @@ class LoopOptions(TypedDict):
     group_size: int
     max_staleness: int
     learning_rate: float
+    eval_scenarios: list[Any]
+    """None: an example's ``evaluate.py`` tests on scenarios of its own."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,7 @@ class Run:
             group_size=settings.group_size,
             max_staleness=settings.max_staleness,
             learning_rate=settings.learning_rate,
+            eval_scenarios=[],
         )
 
     def open_backend(self) -> RemoteBackend:
@@ -146,14 +153,32 @@ class Run:
         )
 
     async def warm_up(
-        self, model: TrainableModel[Any, Any], lessons: Sequence[Trajectory], batch_size: int = 4
+        self,
+        model: TrainableModel[Any, Any],
+        lessons: Sequence[Trajectory],
+        rollout: RolloutFn[Any],
+        trials: Sequence[Any],
+        batch_size: int = 4,
     ) -> None:
-        """Show the model scripted episodes (supervised fine-tuning), as its first step, unless that was done."""
+        """Show the model scripted episodes (supervised fine-tuning), as its first step, unless that was done.
+
+        It says how the loss went, and in how many trials the model succeeds then.
+
+        Args:
+            rollout: Runs the agent once on a scenario.
+            trials: Scenarios to try afterwards, once each.
+            batch_size: Lessons of an update.
+        """
         if await model.get_step() >= self.warm_up_step:
             return
         print(f"{self.name}: warm-up on {len(lessons)} scripted episodes", flush=True)
         config = TrainSFTConfig(learning_rate=self.settings.warm_up_learning_rate, batch_size=batch_size)
         await model.train_sft(lessons, config)
+        found = await evaluate(self.name, model, rollout, trials, runs=1)
+        succeeded = sum(reward >= _SUCCESS_REWARD for rewards in found.rewards for reward in rewards)
+        verdict = f"{self.name}: {succeeded} of {len(trials)} test rollouts succeed now (reward of at least {_SUCCESS_REWARD:g})"
+        more = "" if succeeded else "; show it more lessons (--warm-up), for there is nothing to reinforce yet"
+        print(verdict + more, flush=True)
 
     @contextmanager
     def timed(self) -> Generator[None]:

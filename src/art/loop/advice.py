@@ -1,7 +1,11 @@
 """What a preflight found, and what to do about it, in words."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from art.terminal import terminal_width, wrap
+from art.trajectories import Trajectory
+from art.transcript import write_transcript
 
 GOOD_SUCCESS = 0.3
 """The rule of thumb: what the base model should manage about before reinforcement learning."""
@@ -59,6 +63,8 @@ class Preflight:
     """Answers that cannot be trained, by reason."""
     uncaptured: int = 0
     """Trajectories in which no call of the model was captured."""
+    examples: list[Trajectory] = field(default_factory=list[Trajectory])
+    """The rollouts of the lowest and of the highest reward, to read."""
 
     @property
     def failed(self) -> int:
@@ -87,7 +93,9 @@ class Preflight:
         found: list[str] = []
         for reason, count in self.failures.items():
             if self.failed > MANY_FAILED * (self.failed + self.rollouts):
-                found.append(f"{count} rollouts failed with {reason}. Mend this first: what fails is not learnt from.")
+                found.append(
+                    f"{count} rollouts failed with {reason}. Fix this first: failed rollouts contribute nothing."
+                )
         if self.uncaptured:
             found.append(
                 f"In {self.uncaptured} of {self.rollouts} trajectories no call of the model was captured. Let the agent use "
@@ -141,9 +149,15 @@ class Preflight:
         return found
 
     def __str__(self) -> str:
-        lines = [f"{name:<22} {value}" for name, value in self._rows()]
+        width = terminal_width()
+        lines: list[str] = []
+        for example in self.examples:
+            lines += [f"── a rollout of reward {example.reward:g}", "", write_transcript(example, width), ""]
+        for name, value in self._rows():
+            lines += _hang(f"{name:<22} ", value, width)
         lines += ["", "RL can help here." if self.can_learn else "As it is, RL will not help here."]
-        lines += [f"- {sentence}" for sentence in self.advice()]
+        for sentence in self.advice():
+            lines += _hang("- ", sentence, width)
         return "\n".join(lines)
 
     def _rows(self) -> list[tuple[str, str]]:
@@ -184,6 +198,12 @@ class Preflight:
             f"at most about {_duration(self.step_s)} for {self.groups_per_step} groups of {self.group_size}: rollouts "
             f"{_duration(self.step_rollout_s)}, training {_duration(self.step_train_s)} ({basis}){cost}"
         )
+
+
+def _hang(mark: str, text: str, width: int) -> list[str]:
+    """The text behind a mark, its further lines below its first."""
+    first, *others = wrap(text, max(width - len(mark), 20))
+    return [mark + first, *(" " * len(mark) + line for line in others)]
 
 
 def _duration(seconds: float) -> str:

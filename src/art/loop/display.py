@@ -1,25 +1,58 @@
 """What ``art.train`` shows: a line per step, and on a terminal what happens now."""
 
 import contextlib
+import math
+import shlex
 import statistics
 import sys
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from art.backend import AnyTrainableModel
+from art.intervals import Interval, interval
 from art.loop.groups import GroupsInFlight
 from art.loop.rollouts import GroupRunner
+from art.loop.signs import DISTINCT, ENTROPY, USED, Signs
 from art.loop.training import Evaluated, StepReport
+from art.metrics_taxonomy import is_trainable
 from art.progress import MessageStream
+from art.terminal import break_lines
 from art.trajectories import Trajectory
 
 _RECENT = 5
 """Steps that the estimate of the time left looks back at."""
+
+
+class Column(NamedTuple):
+    """A column of the table of steps."""
+
+    heading: str
+    width: int
+
+
+COLUMNS = (
+    Column("step", 4),
+    Column("reward ± 95 %", 16),
+    Column("used", 5),
+    Column("distinct", 8),
+    Column("entropy", 7),
+    Column("time", 5),
+    Column("left", 5),
+    Column("cost", 6),
+    Column("tokens/s", 8),
+    Column("busy", 5),
+    Column("idle", 5),
+    Column("paused", 6),
+    Column("in flight", 9),
+    Column("stale", 5),
+)
+"""The most important first: ``used`` counts groups with a learning signal, ``distinct`` is the share of answers that differ."""
 _SHARES = tuple(f"throughput/engine_{part}_share" for part in ("busy", "idle", "paused"))
 
 
@@ -37,16 +70,20 @@ class LoopDisplay:
         model: AnyTrainableModel,
         groups: GroupsInFlight[Any],
         runner: GroupRunner[Any],
+        signs: Signs,
         *,
         per_step: int,
         steps: int | None,
         shown: bool,
     ) -> None:
-        self._model, self._groups, self._runner = model, groups, runner
+        self._model, self._groups, self._runner, self._signs = model, groups, runner, signs
         self._per_step, self._steps = per_step, steps
         self._console = Console(file=sys.stderr, highlight=False, quiet=not shown)
         self._open = contextlib.ExitStack()
         self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._evaluations: dict[str, list[tuple[int, list[float | None]]]] = {}
+        """Of each split, the steps that were evaluated and the mean reward of each scenario then."""
+        self._begun_at, self._unevaluated = 0, False
         self._doing = "starting"
 
     def __enter__(self) -> Self:
@@ -63,18 +100,20 @@ class LoopDisplay:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def begin(self, step: int) -> None:
-        """Say where the run stands."""
-        of = "" if self._steps is None else f" of {self._steps}"
+    def begin(self, step: int, held_out: int | None) -> None:
+        """Say where the run stands.
+
+        Args:
+            held_out: How many of its scenarios were held out; ``None``: its user decides what is evaluated.
+        """
+        self._begun_at, self._unevaluated = step, held_out == 0
+        of = "" if self._steps is None else f" of {self._steps}, {max(self._steps - step, 0)} to take"
         self._say(f"{self._model.name}: {'resuming after' if step else 'training from'} step {step}{of}")
-        self._console.print(
-            Text(
-                f"{'step':>5}  {'reward':>14}  {'tokens/s':>8}  {'busy':>5} {'idle':>5} {'paused':>6}  {'in flight':>9}  "
-                f"{'stale':>5}  {'time':>6}  {'left':>6}  cost",
-                "bold",
-            ),
-            soft_wrap=True,
-        )
+        if held_out:
+            self._say(
+                f"The last {held_out} scenarios are held out: evaluated, never trained on (eval_scenarios=[] trains on all)."
+            )
+        self._print_row([column.heading for column in COLUMNS], style="bold")
         self._doing = "rolling out"
 
     def training(self, step: int, groups: int) -> None:
@@ -83,47 +122,96 @@ class LoopDisplay:
     def trained(self, report: StepReport) -> None:
         self._doing = "rolling out"
         self._recent.append(report.wall_s)
-        self._say(self._row(report))
+        self._print_row(self._row(report))
+        for sentence in self._signs.warnings():
+            self._say(f"warning: {sentence}")
 
     def evaluated(self, step: int, splits: Mapping[str, Evaluated]) -> None:
         for split, items in splits.items():
             rewards = [
-                trajectory.reward
+                [trajectory.reward for trajectory in ([item] if isinstance(item, Trajectory) else item.trajectories)]
                 for item in items
-                for trajectory in ([item] if isinstance(item, Trajectory) else item.trajectories)
             ]
-            if rewards:
-                self._say(f"{step:>5}  {_spread(rewards)}  {split}, {len(rewards)} trajectories")
+            means = [statistics.fmean(found) if found else None for found in rewards]
+            self._evaluations.setdefault(split, []).append((step, means))
+            if runs := sum(map(len, rewards)):
+                found = show_interval(_mean_of(means))
+                self._say(f"{step:>4} {found:>16} on {split}: {runs} rollout{'' if runs == 1 else 's'}")
 
     def end(self, step: int, *, stopped: bool) -> None:
         if stopped:
             self._say(f"Stopped after step {step}. The same command goes on from there.")
+        for sentence in (*self._verdicts(), *where_to_look(self._model, step)):
+            self._say(sentence)
+
+    def _verdicts(self) -> list[str]:
+        """What the evaluations say of the run, each by its first and its last."""
+        if self._unevaluated:
+            return [
+                "No held-out evaluation was made: the rewards above are those of the training scenarios alone. Give art.train "
+                "eval_scenarios=[…] that it never trains on."
+            ]
+        found: list[str] = []
+        for split, evaluations in self._evaluations.items():
+            (first, before), (last, after) = evaluations[0], evaluations[-1]
+            if first == last or len(before) != len(after):
+                continue
+            pairs = zip(before, after, strict=True)
+            change = interval([new - old for old, new in pairs if old is not None and new is not None])
+            found.append(
+                f"On {split}, step {last} against step {first}: {show_interval(_mean_of(before))} → "
+                f"{show_interval(_mean_of(after))}, a change of {show_interval(change)} (95 % intervals)."
+            )
+        return found
 
     def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        shown = break_lines(text, self._console.width) if self._console.is_terminal else text
+        self._console.print(shown, markup=False, soft_wrap=True)
+
+    def _print_row(self, cells: Sequence[str], style: str = "") -> None:
+        """As many columns as the terminal has room for, a file all of them."""
+        room = self._console.width if self._console.is_terminal else sys.maxsize
+        line = ""
+        for column, cell in zip(COLUMNS, cells, strict=True):
+            longer = f"{line} {cell:>{column.width}}" if line else f"{cell:>{column.width}}"
+            if len(longer) > room:
+                break
+            line = longer
+        self._console.print(Text(line, style), soft_wrap=True)
 
     def _now(self) -> Text:
-        of = f"/{self._steps}" if self._steps is not None else ""
+        of = f"/{self._steps - self._begun_at}" if self._steps is not None else ""
         return Text(
-            f"{self._groups.version}{of} steps · {self._doing} · {self._groups.ready.qsize()} groups ready of "
+            f"{self._groups.version - self._begun_at}{of} steps · {self._doing} · {self._groups.ready.qsize()} groups ready of "
             f"{self._per_step} · {self._groups.running} running · {self._runner.running} rollouts",
             style="dim",
             no_wrap=True,
             overflow="ellipsis",
         )
 
-    def _row(self, report: StepReport) -> str:
-        rewards = [trajectory.reward for group in report.batch.groups for trajectory in group.trajectories]
-        metrics = report.metrics
+    def _row(self, report: StepReport) -> list[str]:
+        """The cells of ``COLUMNS``."""
+        metrics, groups = report.metrics, report.batch.groups
+        means = [statistics.fmean(one.reward for one in group) for group in groups if group.trajectories]
+        used = metrics.get(USED, sum(map(is_trainable, groups)))
         tokens = metrics.get("data/step_trainer_tokens")
         rate = f"{tokens / report.wall_s:.0f}" if tokens is not None and report.wall_s > 0 else "–"
-        busy, idle, paused = (f"{100 * metrics[name]:.0f} %" if name in metrics else "–" for name in _SHARES)
+        shares = [f"{100 * metrics[name]:.0f} %" if name in metrics else "–" for name in _SHARES]
         in_flight = metrics["pipeline/groups_running"] + metrics["pipeline/groups_ready"]
-        return (
-            f"{report.step:>5}  {_spread(rewards)}  {rate:>8}  {busy:>5} {idle:>5} {paused:>6}  {in_flight:>9.0f}  "
-            f"{metrics['pipeline/stale_groups']:>5.0f}  {_clock(report.wall_s):>6}  {self._left(report.step):>6}  "
-            f"{self._cost()}"
-        )
+        return [
+            str(report.step),
+            show_interval(interval(means)),
+            f"{used:.0f}/{len(groups)}",
+            f"{100 * metrics[DISTINCT]:.0f} %" if DISTINCT in metrics else "–",
+            f"{metrics[ENTROPY]:.2f}" if ENTROPY in metrics else "–",
+            _clock(report.wall_s),
+            self._left(report.step),
+            self._cost(),
+            rate,
+            *shares,
+            f"{in_flight:.0f}",
+            f"{metrics['pipeline/stale_groups']:.0f}",
+        ]
 
     def _left(self, step: int) -> str:
         return "–" if self._steps is None else _clock(statistics.fmean(self._recent) * (self._steps - step))
@@ -134,9 +222,25 @@ class LoopDisplay:
         return f"${spent:.2f}" if spent is not None else "–"
 
 
-def _spread(rewards: list[float]) -> str:
-    """Mean and standard deviation."""
-    return f"{statistics.fmean(rewards):+.3f} ± {statistics.pstdev(rewards):.3f}".rjust(14)
+def where_to_look(model: AnyTrainableModel, step: int) -> list[str]:
+    """The commands that show what a run did."""
+    directory = Path(model.base_path)
+    option = "" if directory.resolve() == Path(".art").resolve() else f" --path {shlex.quote(str(directory))}"
+    name = f"{model.project}/{model.name}"
+    read = f"Read what the agent said: art show {name} {step}{option}"
+    return [f"See how it went: art show {name}{option}", *([read] if step else [])]
+
+
+def show_interval(found: Interval | None) -> str:
+    """A mean with its 95 % interval, which a single value does not have."""
+    if found is None:
+        return "–"
+    half = found.high - found.value
+    return f"{found.value:+.3f} ± {half:.3f}" if math.isfinite(half) else f"{found.value:+.3f}"
+
+
+def _mean_of(means: Sequence[float | None]) -> Interval | None:
+    return interval([one for one in means if one is not None])
 
 
 def _clock(seconds: float) -> str:

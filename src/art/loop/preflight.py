@@ -1,6 +1,5 @@
 """Before training: a few groups, to see whether reinforcement learning can help."""
 
-import asyncio
 import json
 import statistics
 import time
@@ -11,13 +10,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from art.backend import AnyTrainableModel
-from art.gather import gather_or_cancel
+from art.gather import progress_bar
 from art.loop.advice import Preflight
 from art.loop.cursor import ScenarioCursor
-from art.loop.rollouts import EveryRolloutFailedError, GroupRunner, HoldClock, RolloutFn
+from art.loop.held_out import roll_out_each
+from art.loop.rollouts import GroupRunner, HoldClock, RolloutFn
 from art.metrics_taxonomy import is_trainable
 from art.references import turn_of
 from art.remote import RemoteBackend
+from art.rollout import fill_in
 from art.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from art.utils.output_dirs import get_output_dir_from_model_properties
 from art.wire import RolloutTree, TreeNode
@@ -68,6 +69,7 @@ async def preflight(
         begun = time.monotonic()
         result = await rollout(model, scenario)
         seconds.append(time.monotonic() - begun)
+        bar.update(1)
         return result
 
     runner = GroupRunner(
@@ -80,8 +82,8 @@ async def preflight(
     )
     started = time.monotonic()
     builder = model.metrics_builder("preflight")
-    with builder.activate_context():
-        tried = await _run_all(runner, chosen)
+    with builder.activate_context(), progress_bar("rollouts", len(chosen) * group_size) as bar:
+        tried = await roll_out_each(runner, chosen)
     wall_s = time.monotonic() - started
     await runner.leave()
     spent_usd = (await builder.flush()).get("costs/all", 0.0)
@@ -96,18 +98,6 @@ async def preflight(
         steps=steps,
         success_reward=success_reward,
     )
-
-
-async def _run_all(runner: GroupRunner[ScenarioT], scenarios: list[ScenarioT]) -> list[TrajectoryGroup]:
-    """All groups; of one in which every rollout failed, the failures."""
-
-    async def run(scenario: ScenarioT) -> TrajectoryGroup:
-        try:
-            return await runner.run(scenario)
-        except EveryRolloutFailedError as error:
-            return error.group
-
-    return await gather_or_cancel([asyncio.ensure_future(run(scenario)) for scenario in scenarios])
 
 
 async def _measure(
@@ -162,6 +152,7 @@ async def _measure(
         truncated_share=_mean([float(run.truncated) for run in captured]),
         cut_share=_mean([float(node.finish_reason == "length") for node in answers]),
         untrainable=dict(Counter(node.untrainable for node in answers if node.untrainable is not None).most_common()),
+        examples=_examples(trajectories, runs),
         uncaptured=0 if runs is None else len(runs) - len(captured),
     )
 
@@ -170,6 +161,8 @@ async def _measure(
 class _Run:
     """What was captured of one trajectory."""
 
+    tree: RolloutTree | None
+    """Of the keyed rollout that the trajectory names; ``None`` if it names none."""
     nodes: list[TreeNode]
     """Those that were sampled."""
     truncated: bool
@@ -191,7 +184,7 @@ async def _look_up(model: AnyTrainableModel, trajectories: list[Trajectory]) -> 
     for trajectory in trajectories:
         if trajectory.rollout_id is not None:
             tree = await tree_of(trajectory.rollout_id)
-            runs.append(_Run([node for node in tree.nodes if node.sampled], tree.truncated))
+            runs.append(_Run(tree, [node for node in tree.nodes if node.sampled], tree.truncated))
             continue
         items = [*trajectory.messages_and_choices]
         for history in trajectory.additional_histories:
@@ -200,8 +193,21 @@ async def _look_up(model: AnyTrainableModel, trajectories: list[Trajectory]) -> 
         turns = {turn for turn, _ in found}
         rollouts = dict.fromkeys(rollout for _, rollout in found if rollout is not None)
         nodes = [node for rollout in rollouts for node in (await tree_of(rollout)).nodes if node.id in turns]
-        runs.append(_Run(nodes, truncated=False))
+        runs.append(_Run(None, nodes, truncated=False))
     return runs
+
+
+def _examples(trajectories: list[Trajectory], runs: list[_Run] | None) -> list[Trajectory]:
+    """The rollouts of the lowest and of the highest reward, with the conversations that only the backend recorded."""
+    if not trajectories:
+        return []
+    order = sorted(range(len(trajectories)), key=lambda i: trajectories[i].reward)
+    found: list[Trajectory] = []
+    for i in dict.fromkeys((order[0], order[-1])):
+        example = trajectories[i].model_copy()
+        tree = runs[i].tree if runs is not None else None
+        found.append(fill_in(example, tree) if tree is not None and not example.messages_and_choices else example)
+    return found
 
 
 def _label(error: PydanticException) -> str:

@@ -5,15 +5,20 @@ import contextlib
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from art.backend import AnyTrainableModel, Backend, EngineWatch
+from art.history import read_history
 from art.loop.cursor import ScenarioCursor
 from art.loop.depth import Depth
 from art.loop.display import LoopDisplay
 from art.loop.groups import Counts, GroupsInFlight, OnStale
+from art.loop.held_out import hold_out, roll_out_each
 from art.loop.rollouts import GroupRunner, HoldClock, RolloutFn
+from art.loop.signs import Signs
 from art.loop.training import Batch, Evaluated, TrainingLoop
+from art.utils.output_dirs import get_model_dir
 
 ScenarioT = TypeVar("ScenarioT")
 
@@ -48,6 +53,7 @@ async def train(
     steps: int | None = None,
     eval: EvalFn | None = None,  # noqa: A002
     eval_every: int = 10,
+    eval_scenarios: Sequence[ScenarioT] | None = None,
     rollout_timeout_s: float | None = None,
     max_concurrent_rollouts: int | None = None,
     handle_signals: bool = True,
@@ -74,7 +80,10 @@ async def train(
         on_stale: What happens to a scenario whose group grew older: it is begun again, or dropped. Both are counted.
         steps: The step of the model after which training ends, so that the same call resumes; ``None``: when the
             scenarios end.
-        eval: Evaluates the model: before the first step, then every ``eval_every`` steps, and after the last.
+        eval: Evaluates the model: before the first step, then every ``eval_every`` steps, and after the last. ``None`` rolls
+            out each of ``eval_scenarios`` once.
+        eval_scenarios: Scenarios to evaluate and never train on. ``None`` holds out the last tenth of ``scenarios``, at most 64
+            and no more than a step has rollouts, where they are a sequence of at least 50; ``[]`` holds none out.
         rollout_timeout_s: Seconds that one rollout may take, set-up, agent and scoring together. Time in which its model
             calls are held for a training step, or an engine starts, does not count.
         max_concurrent_rollouts: Rollouts that run at the same time; ``None``: all that are begun.
@@ -101,8 +110,13 @@ async def train(
         max_concurrent_rollouts=max_concurrent_rollouts,
         steps=steps,
     )
+    if eval is not None and eval_scenarios is not None:
+        raise ValueError("Give either eval or eval_scenarios: eval decides itself what it rolls out.")
     if max_staleness < 0 or eval_every < 0:
         raise ValueError(f"max_staleness ({max_staleness}) and eval_every ({eval_every}) must not be negative.")
+    held_out: Sequence[ScenarioT] = eval_scenarios or ()
+    if eval is None and eval_scenarios is None:
+        scenarios, held_out = hold_out(scenarios, groups_per_step * group_size)
     if steps is not None and isinstance(scenarios, Sequence) and scenarios:
         scenarios = itertools.cycle(scenarios)
     clock, cursor = HoldClock(), ScenarioCursor(scenarios)
@@ -141,9 +155,20 @@ async def train(
     def count(batch: Batch, counts: Counts, metrics: Mapping[str, float]) -> dict[str, float]:
         groups.resize(depth.adapt(metrics.get("throughput/engine_idle_share"), groups.ready.qsize()))
         timeouts, runner.timeouts = runner.timeouts, 0
-        return {"pipeline/rollouts_running": float(runner.running), "pipeline/rollout_timeouts": float(timeouts)}
+        running = {"pipeline/rollouts_running": float(runner.running), "pipeline/rollout_timeouts": float(timeouts)}
+        return {**running, **signs.measure(batch.groups, metrics)}
 
-    with LoopDisplay(model, groups, runner, per_step=groups_per_step, steps=steps, shown=show_progress) as display:
+    evaluator = GroupRunner(
+        model, rollout, size=1, timeout_s=rollout_timeout_s, max_concurrent=max_concurrent_rollouts, clock=clock
+    )
+
+    async def evaluate(step: int) -> Evaluated | Mapping[str, Evaluated]:
+        return await (eval(model, step) if eval is not None else roll_out_each(evaluator, held_out))
+
+    signs = Signs(read_history(Path(get_model_dir(model, model.base_path), "history.jsonl")))
+    with LoopDisplay(
+        model, groups, runner, signs, per_step=groups_per_step, steps=steps, shown=show_progress
+    ) as display:
         loop = TrainingLoop(
             model,
             model.backend(),
@@ -152,7 +177,7 @@ async def train(
             collect=collect,
             clock=clock,
             train_options=train_options,
-            evaluate=None if eval is None else lambda step: eval(model, step),
+            evaluate=evaluate if eval is not None or held_out else None,
             eval_every=eval_every,
             state_key="_train",
             observer=display,
@@ -160,12 +185,12 @@ async def train(
         )
         await loop.restore(resume=True)
         loop.last_step = steps
-        display.begin(loop.step)
+        display.begin(loop.step, None if eval is not None or eval_scenarios is not None else len(held_out))
         try:
             async with _engine_watched(model.backend(), clock if rollout_timeout_s is not None else None, groups):
                 await loop.run(handle_signals=handle_signals, eval_first=True, eval_last=True)
         finally:
-            await runner.leave()
+            await asyncio.gather(runner.leave(), evaluator.leave())
         stopped = loop.was_stopped and not loop.is_complete
         display.end(loop.step, stopped=stopped)
     return TrainingRun(loop.step, stopped)

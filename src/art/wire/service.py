@@ -48,3 +48,5 @@ class Health(Wire):
     status: Literal["ok", "degraded"]
     uptime_s: float
     processes: list[ProcessHealth]
+    preparing: dict[str, str] = {}
+    """What is being done to get base models, such as a download, by their names."""

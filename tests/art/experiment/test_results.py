@@ -5,10 +5,10 @@ import json
 import pytest
 
 from art.errors import ARTError
-from art.evaluation import Interval
 from art.experiment.comparison import estimate
 from art.experiment.plot import plot
 from art.experiment.results import Player, Results, StepReward, table_of_players, table_of_runs
+from art.intervals import Interval
 
 
 def player(name, step, value, *, half=0.05, **metrics):

@@ -5,7 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.recording_backend import Recorder
 
+import art
 from art.errors import ARTError
 from art.experiment import Example, Run, Settings, compare, training_command
 
@@ -56,6 +58,7 @@ def test_options_make_the_run(tmp_path, monkeypatch):
         "group_size": FULL.group_size,
         "max_staleness": FULL.max_staleness,
         "learning_rate": FULL.learning_rate,
+        "eval_scenarios": [],
     }
 
 
@@ -100,3 +103,38 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, capsys):
 async def test_there_is_nothing_to_compare_before_training(tmp_path):
     with pytest.raises(ARTError, match="train first"):
         await compare(Run("game", "small", 1, SMALL, tmp_path), None, [], {})
+
+
+@pytest.mark.parametrize(
+    ("rewards", "said"),
+    [
+        ([1.0, 0.5, 0.4, 0.0], "2 of 4 test rollouts succeed now (reward of at least 0.5)"),
+        ([0.0] * 4, "0 of 4 test rollouts succeed now (reward of at least 0.5); show it more lessons"),
+    ],
+)
+async def test_a_warm_up_says_how_the_loss_went_and_what_succeeds_now(tmp_path, capsys, rewards, said):
+    class Teacher(Recorder):
+        async def _train_sft(self, model, lessons, config, options, verbose):
+            self.step += 1
+            lessons = list(lessons)
+            yield {
+                "data/step_num_gradient_steps": len(lessons) / config.batch_size,
+                "loss/sft_first_batch": 3.25,
+                "loss/sft_last_batch": 0.5,
+            }
+
+    async def rollout(model, scenario):
+        return art.Trajectory(reward=rewards[scenario])
+
+    run = Run("game", "small", 1, SMALL, tmp_path)
+    model = run.make_model()
+    await model.register(Teacher())
+    lessons = [art.Trajectory(messages_and_choices=[{"role": "assistant", "content": "so"}])] * 8
+    await run.warm_up(model, lessons, rollout, range(4))
+    told = capsys.readouterr()
+    assert (
+        "game-small-seed-1: 2 updates on examples made step 1; loss per token 3.25 at first, 0.50 at last" in told.err
+    )
+    assert said in told.out
+    await run.warm_up(model, lessons, rollout, range(4))
+    assert capsys.readouterr().out == "", "it was done"

@@ -50,6 +50,20 @@ async def test_the_figures(make_model):
     assert "45 % (reward of at least 0.5)" in shown
     assert "for 10 steps" in shown
     assert "RL can help here." in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+async def test_it_shows_the_worst_and_the_best_conversation(make_model):
+    async def rollout(model, scenario):
+        said = {"role": "assistant", "content": f"answer {next(count)}"}
+        return art.Trajectory(messages_and_choices=[said], reward=float(said["content"][-1]) / 10)
+
+    count = iter(range(8))
+    result = await art.preflight(await make_model(), rollout, range(2), group_size=4)
+    assert [one.reward for one in result.examples] == [0.0, 0.7]
+    assert str(result).startswith(
+        "── a rollout of reward 0\n\nassistant\n  answer 0\n\n── a rollout of reward 0.7\n\nassistant\n  answer 7\n\n"
+    )
 
 
 async def test_a_broken_agent_is_told_apart_from_a_hard_task(make_model):
@@ -57,7 +71,7 @@ async def test_a_broken_agent_is_told_apart_from_a_hard_task(make_model):
     result = await art.preflight(await make_model(), broken, range(2), group_size=4)
     assert (result.rollouts, result.can_learn) == (0, False)
     assert result.advice() == [
-        "8 rollouts failed with KeyError: 'typo'. Mend this first: what fails is not learnt from."
+        "8 rollouts failed with KeyError: 'typo'. Fix this first: failed rollouts contribute nothing."
     ]
     with pytest.raises(ValueError, match="scenarios is empty"):
         await art.preflight(await make_model(), broken, [])
@@ -91,6 +105,6 @@ def test_advice(changes, can_learn, advice):
 
 
 def test_the_estimate_in_words():
-    shown = str(found(steps=100, step_cost_usd=0.02))
+    shown = " ".join(str(found(steps=100, step_cost_usd=0.02)).split())
     assert "at most about 8.0 s for 8 groups of 8: rollouts 4.0 s, training 4.0 s (taken to be as long" in shown
     assert "at most about 13 min for 100 steps, $2.00" in shown

@@ -300,7 +300,8 @@ async def test_a_list_is_repeated_until_the_steps_are_taken(make_model, backend,
     assert [row["val/reward"] for row in rows if "val/reward" in row] == [0, 2, 4, 5]
     shown = capsys.readouterr().err
     assert "m: training from step 0 of 5" in shown
-    assert "+0.500 ± 0.500" in shown
+    assert "+0.500 ± 0.000" in shown
+    assert "No held-out evaluation" not in shown, "its user evaluates"
 
 
 @pytest.mark.parametrize(
