@@ -4,6 +4,7 @@ to minutes."""
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from art.errors import BackendError
 from art.terminal import say
@@ -28,7 +29,7 @@ class StartReport:
         self._said: dict[str, tuple[str, float]] = {}
         """What was said of it last, and when."""
 
-    async def until(self, registering: "asyncio.Future[object]") -> None:
+    async def until(self, registering: "asyncio.Future[Any]") -> None:
         """Report while a model is being registered and an engine starts. A service that is gone ends it in silence."""
         while True:
             try:

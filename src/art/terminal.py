@@ -40,8 +40,8 @@ def wrap(text: str, width: int) -> list[str]:
 
 def break_lines(text: str, width: int) -> str:
     """The text with its long lines broken between words. Words that are longer than a line stay whole."""
-    options = {"width": width, "break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
-    return "\n".join(textwrap.fill(line, **options) for line in visible(text).split("\n"))
+    wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
+    return "\n".join(map(wrapper.fill, visible(text).split("\n")))
 
 
 def indent(text: str, width: int, margin: str = "  ") -> list[str]:

@@ -85,7 +85,7 @@ def _message_lines(message: Mapping[str, Any], width: int) -> Iterator[str]:
 
 def _call(call: Any) -> str:
     fields = cast(Mapping[str, Any], call.model_dump(mode="json") if isinstance(call, BaseModel) else call)
-    function = fields.get("function") or fields.get("custom") or {}
+    function = cast(Mapping[str, Any], fields.get("function") or fields.get("custom") or {})
     arguments = function.get("arguments", function.get("input", ""))
     number = f"  [{fields['id']}]" if fields.get("id") else ""
     return f"→ {function.get('name', '?')}({arguments}){number}"
@@ -103,8 +103,8 @@ def _text(content: Any) -> str:
             parts = json.loads(content)
         except json.JSONDecodeError:
             return content
-    found = [_part(part) for part in cast(Sequence[Any], parts)]
-    return "\n".join(found) if None not in found else str(content)
+    found = [told for part in cast(Sequence[Any], parts) if (told := _part(part)) is not None]
+    return "\n".join(found) if len(found) == len(parts) else str(content)
 
 
 def _part(part: Any) -> str | None:

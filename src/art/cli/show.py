@@ -157,14 +157,15 @@ def _show_rollouts(
     table = Table(box=None, header_style="bold", title=f"{history.title}, step {step}, {split}", title_justify="left")
     for column in ("rollout", "group", "reward", "messages"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("said last", no_wrap=True, overflow="ellipsis")
+    console = Console(highlight=False)
+    room = max(console.width - 38, 20)  # beside the other columns
+    table.add_column("said last", no_wrap=True, overflow="ellipsis", max_width=room)
     number = 0
     for g, group in enumerate(groups, 1):
         for trajectory in group:
             number += 1
             count = str(len(trajectory.messages_and_choices) or "–")
             table.add_row(str(number), str(g), f"{trajectory.reward:+.3f}", count, _escape(last_words(trajectory)))
-    console = Console(highlight=False)
     console.print(table)
     for g, group in enumerate(groups, 1):
         for failure in group.exceptions:
