@@ -27,7 +27,7 @@ def render_conversation(
             path within the conversation.
     """
     messages = read_messages(conversation.messages)
-    tools = read_tools(conversation.tools)
+    tools = read_tools(conversation.tools).functions
     if train_on == "all":
         ids = renderer.render_whole(messages, tools)
         return [_row(ids, range(1, len(ids)))]
