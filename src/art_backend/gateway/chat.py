@@ -53,14 +53,13 @@ def read_call(body: dict[str, Any], _: object = None) -> Call:
 
 
 def _read_form(body: dict[str, Any], tools: Toolbox) -> Form:
-    words, words_field = read_structured_outputs(body.get("structured_outputs")), "structured_outputs"
-    if words is None:
-        words, words_field = read_format(body.get("response_format"), "response_format", nested=True), "response_format"
+    words = read_structured_outputs(body.get("structured_outputs"))
+    if words[0] is None:
+        words = read_format(body.get("response_format"), "response_format", nested=True)
     return read_form(
         read_choice(body.get("tool_choice")),
         tools,
         words=words,
-        words_field=words_field,
         parallel=read_flag(body, "parallel_tool_calls"),
     )
 

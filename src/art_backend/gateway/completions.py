@@ -35,8 +35,8 @@ def read_call(body: dict[str, Any], _: object = None) -> Call:
     Raises:
         BadRequestError: A field has a wrong type or value; the message names it.
     """
-    words = read_structured_outputs(body.get("structured_outputs"))
-    sources = [Text(prompt, words) for prompt in _read_prompts(body.get("prompt"))]
+    words, words_field = read_structured_outputs(body.get("structured_outputs"))
+    sources = [Text(prompt, words, words_field) for prompt in _read_prompts(body.get("prompt"))]
     top = body.get("logprobs")
     if top is not None and (not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= 20):
         raise BadRequestError("logprobs: must be an integer between 0 and 20.", param="logprobs")

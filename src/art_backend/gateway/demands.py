@@ -5,10 +5,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from art_backend.errors import BadRequestError
-from art_backend.gateway.form import Form, check_structure, schema_text
+from art_backend.gateway.form import Form, schema_text
 from art_backend.gateway.toolbox import Toolbox
 from art_backend.inference.contract import Structure
 
+Demand = tuple[Structure | None, str]
+"""What words must look like, if anything, and the field that says so."""
+
+NOTHING: Demand = (None, "")
 ANY_OBJECT = Structure("json", schema_text({"type": "object"}, strict=True))
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _MODES: dict[str | None, Literal["none", "auto", "required"]] = {
@@ -31,13 +35,11 @@ class Calls:
     """Whether it must be one call."""
 
 
-def read_form(
-    tool_choice: Any, tools: Toolbox, *, words: Structure | None, words_field: str, parallel: bool | None
-) -> Form:
+def read_form(tool_choice: Any, tools: Toolbox, *, words: Demand, parallel: bool | None) -> Form:
     """Put together what a request demands.
 
     Args:
-        words: What the words must look like, by the field ``words_field``.
+        words: What the words must look like, and the field that says so.
         parallel: Whether several calls may come at once; ``None`` is yes.
 
     Raises:
@@ -45,8 +47,8 @@ def read_form(
     """
     calls = read_tool_choice(tool_choice, tools.fields)
     return Form(
-        words=words,
-        words_field="" if words is None else words_field,
+        words=words[0],
+        words_field=words[1],
         calls=calls.mode,
         allowed=calls.allowed,
         single=calls.single or parallel is False,
@@ -106,26 +108,26 @@ def read_flag(body: dict[str, Any], name: str) -> bool | None:
     return value
 
 
-def read_format(value: Any, where: str, *, nested: bool) -> Structure | None:
-    """Read ``response_format`` and its kin.
+def read_format(value: Any, where: str, *, nested: bool) -> Demand:
+    """Read ``response_format`` and its kin; return the structure and the field to blame for it.
 
     Args:
         nested: Whether name and schema of a ``json_schema`` stand in an object of that name.
 
     Raises:
-        BadRequestError: It is malformed or cannot be enforced; the error names the field.
+        BadRequestError: It is malformed; the error names the field.
     """
     if value is None:
-        return None
+        return NOTHING
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "text":
-        return None
+        return NOTHING
     if kind == "json_object":
-        return ANY_OBJECT
+        return ANY_OBJECT, where
     if kind == "grammar":
         if not isinstance(value.get("grammar"), str):
             raise BadRequestError(f"{where}.grammar: must be a string.", param=f"{where}.grammar")
-        return check_structure(Structure("grammar", value["grammar"]), f"{where}.grammar")
+        return Structure("grammar", value["grammar"]), f"{where}.grammar"
     if kind != "json_schema":
         raise BadRequestError(
             f"{where}.type: must be 'text', 'json_object', 'json_schema' or 'grammar'.", param=f"{where}.type"
@@ -136,24 +138,24 @@ def read_format(value: Any, where: str, *, nested: bool) -> Structure | None:
     schema = holder.get("schema")
     if not isinstance(schema, dict):
         raise BadRequestError(f"{at}.schema: must be an object.", param=f"{at}.schema")
-    return check_structure(Structure("json", schema_text(schema, strict=holder.get("strict") is True)), f"{at}.schema")
+    return Structure("json", schema_text(schema, strict=holder.get("strict") is True)), f"{at}.schema"
 
 
-def read_structured_outputs(value: Any) -> Structure | None:
+def read_structured_outputs(value: Any) -> Demand:
     """Read vLLM's ``structured_outputs``, for which OpenAI has no field: a regular expression, a choice, a grammar.
 
     Raises:
-        BadRequestError: It is malformed or cannot be enforced; the error names the field.
+        BadRequestError: It is malformed; the error names the field.
     """
     where = "structured_outputs"
     if value is None:
-        return None
+        return NOTHING
     given = {k: v for k, v in value.items() if v not in (None, False)} if isinstance(value, dict) else {}
     if len(given) != 1 or not given.keys() <= set(_KINDS):
         raise BadRequestError(f"{where}: must be an object with one of {', '.join(_KINDS)}.", param=where)
     ((kind, content),) = given.items()
     if kind == "json_object":
-        return ANY_OBJECT
+        return ANY_OBJECT, where
     good = {
         "json": isinstance(content, dict),
         "regex": isinstance(content, str),
@@ -163,5 +165,5 @@ def read_structured_outputs(value: Any) -> Structure | None:
     if not good[kind]:
         raise BadRequestError(f"{where}.{kind}: has a wrong type.", param=f"{where}.{kind}")
     if kind == "json" and isinstance(content, dict):
-        return check_structure(Structure("json", schema_text(content, strict=False)), f"{where}.json")
-    return check_structure(Structure.from_wire({kind: content}), f"{where}.{kind}")
+        return Structure("json", schema_text(content, strict=False)), f"{where}.json"
+    return Structure.from_wire({kind: content}), f"{where}.{kind}"

@@ -6,14 +6,14 @@ are any. All of it becomes one grammar, in the notation that the model's own par
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from art_backend.errors import BadRequestError
 from art_backend.gateway.parse import CALL, END_CALL, END_THINK, THINK
 from art_backend.gateway.render import ChatRenderer
-from art_backend.grammar import JSON_STYLE, explain_structure, quote
+from art_backend.grammar.notation import JSON_STYLE, quote
 from art_backend.inference.contract import Structure
 
 
@@ -46,10 +46,7 @@ class Form:
         Raises:
             BadRequestError: This model writes its calls, or its words, in a way for which there is no grammar.
         """
-        called = [t["function"] for t in tools or () if self.allowed is None or t["function"]["name"] in self.allowed]
-        if not self.parse_calls:
-            called = []
-        forced = self.calls == "required"
+        called, forced = self._callable(tools), self._forced
         shaped = bool(called) and (forced or self.single or self.allowed is not None or self._is_strict(called))
         if self.words is None and not shaped:
             return None
@@ -65,6 +62,29 @@ class Form:
                 f"{self.words_field}: cannot be enforced in this model's own notation.", param=self.words_field
             )
         return _Grammar(renderer, prompt).write(self, called, forced=forced)
+
+    def parts(self, tools: Sequence[dict[str, Any]] | None) -> Iterator[tuple[Structure, str]]:
+        """What the structure is made of, each part with the field that demanded it."""
+        if self.words is not None:
+            yield self.words, self.words_field
+        for function in self._callable(tools):
+            yield Structure("json", self.arguments(function)), self.schema_fields.get(function["name"], "tools")
+
+    def arguments(self, function: dict[str, Any]) -> str:
+        """The schema that a call's arguments must match, as JSON text."""
+        strict = function["name"] in self.strict
+        enforced = (self._forced or strict) and function.get("parameters")
+        return schema_text(enforced or {"type": "object"}, strict=strict)
+
+    @property
+    def _forced(self) -> bool:
+        return self.calls == "required"
+
+    def _callable(self, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
+        """Functions that a completion may call."""
+        if not self.parse_calls:
+            return []
+        return [t["function"] for t in tools or () if self.allowed is None or t["function"]["name"] in self.allowed]
 
     def _is_strict(self, called: Sequence[dict[str, Any]]) -> bool:
         return any(function["name"] in self.strict for function in called)
@@ -89,7 +109,7 @@ class _Grammar:
         if not called:
             body = self._words(form)
         else:
-            self._write_calls(called, form, forced=forced)
+            self._write_calls(called, form)
             more = "" if form.single else ' ("\\n" open call)*'
             body = f"open call{more}"
             if not forced and form.words is not None:
@@ -115,17 +135,12 @@ class _Grammar:
                 )
         return "words"
 
-    def _write_calls(self, called: Sequence[dict[str, Any]], form: Form, *, forced: bool) -> None:
+    def _write_calls(self, called: Sequence[dict[str, Any]], form: Form) -> None:
         self._rules += [f"open: {self._mark(CALL)}", "call: " + " | ".join(f"call_{i}" for i in range(len(called)))]
         for i, function in enumerate(called):
             begin = quote(f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": ')
             self._rules.append(f'call_{i}: "\\n"? {begin} arguments_{i} "}}" "\\n"? {self._mark(END_CALL)}')
-            schema = function.get("parameters") or {"type": "object"}
-            if not forced and function["name"] not in form.strict:
-                schema = {"type": "object"}
-            text = schema_text(schema, strict=function["name"] in form.strict)
-            check_structure(Structure("json", text), form.schema_fields.get(function["name"], "tools"))
-            self._rules.append(f"arguments_{i}: %json {text}")
+            self._rules.append(f"arguments_{i}: %json {form.arguments(function)}")
 
     def _until(self, rule: str, mark: str) -> list[str]:
         """Rules for free text up to a mark. The first one ends it, however it is spelled."""
@@ -144,14 +159,3 @@ class _Grammar:
 def schema_text(schema: dict[str, Any], *, strict: bool) -> str:
     """JSON text of a schema; where it is not strict, what cannot be enforced of it is left to the model."""
     return json.dumps({**schema, "x-guidance": {**JSON_STYLE, "lenient": not strict}}, ensure_ascii=False)
-
-
-def check_structure(structure: Structure, where: str) -> Structure:
-    """Return a structure that can be enforced.
-
-    Raises:
-        BadRequestError: It cannot; the error names the field ``where``.
-    """
-    if problem := explain_structure(structure):
-        raise BadRequestError(f"{where}: cannot be enforced: {problem}.", param=where)
-    return structure

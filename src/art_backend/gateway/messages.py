@@ -87,7 +87,6 @@ def _read_form(body: dict[str, Any], tools: Toolbox) -> Form:
         choice,
         tools,
         words=read_format(wanted, field, nested=False),
-        words_field=field,
         parallel=not (choice or {}).get("disable_parallel_tool_use"),
     )
 

@@ -84,7 +84,6 @@ def _read_form(body: dict[str, Any], tools: Toolbox) -> Form:
         read_choice(body.get("tool_choice")),
         tools,
         words=read_format((text or {}).get("format"), "text.format", nested=False),
-        words_field="text.format",
         parallel=read_flag(body, "parallel_tool_calls"),
     )
 

@@ -1,9 +1,11 @@
 """What a model call says, and how it is placed in a tree: as messages, or as one text."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import orjson
 
 from art_backend.errors import BadRequestError
 from art_backend.gateway.form import Form
@@ -13,6 +15,9 @@ from art_backend.gateway.render import ChatRenderer, Message
 from art_backend.gateway.tree import Digest, PlainText, Prompt, Tree
 from art_backend.inference.contract import Structure
 
+_EACH = 20
+"""Characters that a template adds to a message or a call, about."""
+
 MessageStream = TextMessageStream | KnownMessageStream
 
 
@@ -20,7 +25,11 @@ class Source(Protocol):
     """One prompt of a call."""
 
     def size(self) -> int:
-        """Characters of it, for a first guess at its length."""
+        """Characters of all of it: how much work it is to render."""
+        ...
+
+    def least_tokens(self, renderer: ChatRenderer) -> int:
+        """Tokens that its prompt will have at least."""
         ...
 
     def depth(self, tree: Tree) -> int:
@@ -31,6 +40,10 @@ class Source(Protocol):
 
     def structure(self, renderer: ChatRenderer, prompt: Sequence[int]) -> Structure | None:
         """What form a completion must have; ``None`` if it is free. Raises BadRequestError where that cannot be enforced."""
+        ...
+
+    def demands(self) -> Iterator[tuple[Structure, str]]:
+        """What the structure is made of, each part with the field that demanded it."""
         ...
 
     @property
@@ -63,7 +76,18 @@ class Conversation:
     """What the completion must look like. Where no calls are wanted, what looks like one is text."""
 
     def size(self) -> int:
-        return sum(len(message["content"]) for message in self.messages)
+        calls = [call["function"] for message in self.messages for call in message.get("tool_calls") or ()]
+        return (
+            sum(
+                _EACH + len(message["content"]) + len(message.get("reasoning_content", "")) for message in self.messages
+            )
+            + sum(_EACH + len(call["name"]) + len(call["arguments"]) for call in calls)
+            + (len(orjson.dumps(self.tools)) if self.tools else 0)
+        )
+
+    def least_tokens(self, renderer: ChatRenderer) -> int:
+        content = sum(len(message["content"]) for message in self.messages)
+        return max(len(self.messages), content // renderer.longest_token)
 
     def depth(self, tree: Tree) -> int:
         return tree.known_messages(self.messages, self.tools)
@@ -80,6 +104,9 @@ class Conversation:
     def structure(self, renderer: ChatRenderer, prompt: Sequence[int]) -> Structure | None:
         return self.form.structure(renderer, prompt, self.tools)
 
+    def demands(self) -> Iterator[tuple[Structure, str]]:
+        return self.form.parts(self.tools)
+
     @property
     def structure_field(self) -> str:
         return self.form.words_field or "tools"
@@ -90,7 +117,7 @@ class Conversation:
         return as_message(parsed), None
 
     def forget(self) -> None:
-        self.messages, self.tools = [], None
+        self.messages, self.tools, self.form = [], None, Form()
 
 
 @dataclass(slots=True)
@@ -100,10 +127,13 @@ class Text:
     prompt: str | list[int]
     words: Structure | None = None
     """What form the completion must have."""
-    structure_field: str = "structured_outputs"
+    structure_field: str = ""
 
     def size(self) -> int:
-        return len(self.prompt) if isinstance(self.prompt, str) else 0
+        return len(self.prompt)
+
+    def least_tokens(self, renderer: ChatRenderer) -> int:
+        return len(self.prompt) // (renderer.longest_token if isinstance(self.prompt, str) else 1)
 
     def depth(self, tree: Tree) -> int:
         return tree.known_text(self._as_plain(lambda text, beginning: []))
@@ -128,6 +158,10 @@ class Text:
 
     def structure(self, renderer: ChatRenderer, prompt: Sequence[int]) -> Structure | None:
         return self.words
+
+    def demands(self) -> Iterator[tuple[Structure, str]]:
+        if self.words is not None:
+            yield self.words, self.structure_field
 
     def remember(
         self, renderer: ChatRenderer, parsed: ParsedMessage, ids: Sequence[int]

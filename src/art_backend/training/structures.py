@@ -13,11 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from art.wire import StructuredSpan, TokenRow
-from art_backend.grammar import GrammarVocabulary, StructureError
+from art_backend.grammar.notation import StructureError
+from art_backend.grammar.vocabulary import GrammarVocabulary
 from art_backend.inference.contract import Structure
 
 Masks = NDArray[np.object_]
 """[T]; for each token of a row the packed bits of what could have been sampled there, or ``None``: everything."""
+
+
+MAX_MASK_BYTES = 64 * 2**20
+"""Masks that are kept because many tokens share them."""
 
 
 class StructureReplay:
@@ -40,6 +45,8 @@ class StructureReplay:
         """Masks of a row; ``None`` if all of it was sampled freely. What cannot be replayed is cleared from ``trained``."""
         if not row.structures:
             return None
+        if len(self._kept) * self._size // 8 > MAX_MASK_BYTES:
+            self._kept.clear()
         if self._vocabulary is None:
             self._vocabulary = GrammarVocabulary.load(self._path, self._size)
         masks: Masks = np.full(len(row.token_ids), None, np.object_)

@@ -17,7 +17,7 @@ from tests.support.tiny import build_tiny_model, build_tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
 from art.wire import LoraSpec, TrainOptions
-from art_backend.grammar import GrammarVocabulary
+from art_backend.grammar.vocabulary import GrammarVocabulary
 from art_backend.inference.contract import Structure
 from art_backend.inference.process import EngineProcess, EngineSettings
 from art_backend.training.adapter_policy import AdapterPolicy
@@ -350,10 +350,10 @@ async def test_what_cannot_be_enforced_is_named(client, claude, running, rollout
     assert await blame_chat(response_format={"type": "grammar", "grammar": "start: ("}) == "response_format.grammar"
     # what only the engine can tell: no token goes on
     dead = {"type": "grammar", "grammar": "start: /a/ /[^\\s\\S]/"}
-    assert await blame_chat(response_format=dead) == "response_format"
+    assert await blame_chat(response_format=dead) == "response_format.grammar"
     with pytest.raises(openai.APIError) as caught:
         [_ async for _ in await client.chat.completions.create(**base, response_format=dead, stream=True)]
-    assert caught.value.param == "response_format"
+    assert caught.value.param == "response_format.grammar"
     assert await blame_chat(tools=[tool(IMPOSSIBLE)], tool_choice="required") == "tools.0.function.parameters"
     assert await blame_chat(tools=[tool(IMPOSSIBLE, strict=True)]) == "tools.0.function.parameters"
     assert await blame_chat(tools=CHAT_TOOLS, tool_choice="sometimes") == "tool_choice"

@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 
 import torch
 
-from art_backend.grammar import StructureError
+from art_backend.grammar.notation import StructureError
 from art_backend.inference.contract import GenerationDelta
 from art_backend.inference.torch_engine.adapters import Adapter, AdapterError, Matrices, read_adapter
 from art_backend.inference.torch_engine.blocks import BlockCache

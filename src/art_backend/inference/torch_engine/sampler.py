@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from art_backend.grammar import StructureError
+from art_backend.grammar.notation import StructureError
 from art_backend.inference.torch_engine.sequence import Sequence
 
 _MAX_BUCKET = 256

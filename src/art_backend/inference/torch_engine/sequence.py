@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from art_backend.grammar import Guide
+from art_backend.grammar.vocabulary import Guide
 from art_backend.inference.contract import FinishReason, GenerationDelta, Sampling
 from art_backend.inference.torch_engine.adapters import Adapter
 from art_backend.inference.torch_engine.blocks import BLOCK_SIZE, Block

@@ -13,7 +13,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
-from art_backend.grammar import GrammarVocabulary, Guide, StructureError
+from art_backend.grammar.notation import StructureError
+from art_backend.grammar.vocabulary import GrammarVocabulary, Guide
 from art_backend.inference.contract import GenerationDelta, Sampling, Structure
 from art_backend.inference.key_check.art_key_check import KeyCheck
 from art_backend.inference.torch_engine.adapters import AdapterError

@@ -1,39 +1,28 @@
-"""Structured output: which tokens may come next, so that a completion has the form that was asked for.
+"""The tokens of a model under a structure: which may come next.
 
 The engine samples under these masks, and the trainer replays them over the sampled ids: both see the same distribution. The
 grammars are compiled and walked by ``llguidance``, which works on bytes, so any tokenizer will do whose tokens have bytes.
 """
 
-import json
 from collections import OrderedDict
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer, grammar_from
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from art_backend.gateway.detokenize import Detokenizer
+from art_backend.grammar.check import CHECKER
+from art_backend.grammar.notation import StructureError, compile_structure, first_line
 from art_backend.inference.contract import Structure
 
-JSON_STYLE: Any = {
-    "whitespace_flexible": False,
-    "key_separator": ":[ ]?",
-    "item_separator": ",[ ]?",
-    "coerce_one_of": True,
-}
-"""How JSON is written: on one line, as models write their calls. Unlimited white space would let an untrained model write nothing
-else. These options mean the same to the versions of llguidance that engines bring with them."""
+MAX_COMPILED_BYTES = 2**20
+"""Text of the structures whose compiled form is kept. Compiled, a structure takes up to some 300 times as much."""
 
-MAX_COMPILED = 256
-"""Compiled grammars that are kept."""
-
-
-class StructureError(ValueError):
-    """The structure is malformed, or no text of it can be written with this vocabulary."""
+LIMITS = LLParserLimits(max_lexer_states=50_000)
+"""States take up to 2 kB each; the other limits are llguidance's own, a few ten milliseconds for a token."""
 
 
 class GrammarVocabulary:
@@ -48,6 +37,7 @@ class GrammarVocabulary:
         self.eos_token_id = tokenizer.eos_token_id if isinstance(tokenizer.eos_token_id, int) else size - 1
         self._tokenizer = LLTokenizer(_Tokens(tokenizer, size, self.eos_token_id), n_vocab=size)  # pyright: ignore[reportArgumentType]
         self._compiled: OrderedDict[Structure, LLMatcher] = OrderedDict()
+        self._compiled_bytes = 0
 
     @classmethod
     def load(cls, path: Path, size: int) -> "GrammarVocabulary":
@@ -75,16 +65,24 @@ class GrammarVocabulary:
         """
         matcher = self._compiled.get(structure)
         if matcher is None:
-            matcher = LLMatcher(self._tokenizer, compile_structure(structure), log_level=0)
-            if matcher.is_error():
-                raise StructureError(_first_line(matcher.get_error()))
-            self._compiled[structure] = matcher
-            while len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+            matcher = self._compile(structure)
         self._compiled.move_to_end(structure)
         guide = Guide(matcher.deep_copy(), self, tuple(stop_token_ids) or (self.eos_token_id,))
         guide.allowed()
         return guide
+
+    def _compile(self, structure: Structure) -> LLMatcher:
+        if problem := CHECKER.judge(structure).problem:
+            raise StructureError(problem)
+        matcher = LLMatcher(self._tokenizer, compile_structure(structure), log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise StructureError(first_line(matcher.get_error()))
+        self._compiled[structure] = matcher
+        self._compiled_bytes += len(structure.text)
+        while self._compiled_bytes > MAX_COMPILED_BYTES:
+            oldest, _ = self._compiled.popitem(last=False)
+            self._compiled_bytes -= len(oldest.text)
+        return matcher
 
 
 class Guide:
@@ -104,7 +102,7 @@ class Guide:
         packed = self._matcher.compute_bitmask()
         whole = self._matcher.is_accepting()
         if self._matcher.is_error():
-            raise StructureError(_first_line(self._matcher.get_error()))
+            raise StructureError(first_line(self._matcher.get_error()))
         bits = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
         mask = np.zeros(self._vocabulary.size, np.bool_)
         mask[: bits.size] = bits[: mask.size]
@@ -122,7 +120,7 @@ class Guide:
         """
         if token not in self.stop_token_ids and not self._matcher.consume_token(token):
             raise StructureError(
-                f"token {token} cannot be followed by anything ({_first_line(self._matcher.get_error())})"
+                f"token {token} cannot be followed by anything ({first_line(self._matcher.get_error())})"
             )
 
 
@@ -143,39 +141,3 @@ class _Tokens:
     def __call__(self, text: bytes | str) -> list[int]:
         spelled = text if isinstance(text, str) else text.decode(errors="replace")
         return self._backend.encode(spelled, add_special_tokens=False).ids
-
-
-@lru_cache(MAX_COMPILED)
-def explain_structure(structure: Structure) -> str | None:
-    """Why a structure cannot be enforced, as far as that can be told without a vocabulary; ``None`` if it can."""
-    try:
-        return _first_line(LLMatcher.validate_grammar(compile_structure(structure))) or None
-    except StructureError as error:
-        return str(error)
-
-
-def compile_structure(structure: Structure) -> str:
-    """In llguidance's own notation.
-
-    Raises:
-        StructureError: It is not even JSON, where it should be.
-    """
-    try:
-        if structure.kind == "json":
-            return LLMatcher.grammar_from_json_schema(structure.text, defaults=JSON_STYLE)
-        if structure.kind == "regex":
-            return LLMatcher.grammar_from_regex(structure.text)
-        if structure.kind == "choice":
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(map(quote, json.loads(structure.text))))
-        return grammar_from("grammar", structure.text)
-    except ValueError as error:
-        raise StructureError(_first_line(str(error))) from error
-
-
-def quote(text: str) -> str:
-    """A text as a literal of a Lark grammar."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _first_line(message: str) -> str:
-    return message.strip().partition("\n")[0]
