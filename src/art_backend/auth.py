@@ -8,14 +8,14 @@
 
 import hashlib
 import hmac
-import os
 import secrets
 from pathlib import Path
 
-from art_backend.errors import ForbiddenError, UnauthorizedError
+from art_backend.errors import ForbiddenError, StorageFailedError, UnauthorizedError
 from art_backend.gateway.ports import Identity
 from art_backend.store.captures import CaptureStore
 
+SECRET_BYTES = 32
 _MODEL_PREFIX = "art-m-"
 _MISSING = "No API key. Send it as 'Authorization: Bearer KEY' (or 'x-api-key: KEY')."
 _UNKNOWN = "This API key is not known to the service."
@@ -52,6 +52,10 @@ class Keyring:
         if self.identify(key).kind != "service":
             raise ForbiddenError("This key opens the data plane only. Use the service's key for the control API.")
 
+    def opens_service(self, key: str | None) -> bool:
+        """Whether it is the service's key."""
+        return key is not None and hmac.compare_digest(key.encode(), self._service_key.encode())
+
     def identify(self, key: str | None, rollout: str | None = None) -> Identity:
         """Name the caller of the data plane.
 
@@ -63,7 +67,7 @@ class Keyring:
         """
         if not key:
             raise UnauthorizedError(_MISSING)
-        if hmac.compare_digest(key.encode(), self._service_key.encode()):
+        if self.opens_service(key):
             return self._rollout_identity(rollout) if rollout else Identity("service")
         if rollout is None and (model := self._models.get(key)):
             return Identity("model", project=model[0], model=model[1])
@@ -79,10 +83,17 @@ class Keyring:
 
 def _load_secret(path: Path) -> bytes:
     if path.exists():
-        return path.read_bytes()
+        secret = path.read_bytes()
+        if len(secret) != SECRET_BYTES:
+            raise StorageFailedError(
+                f"{path} has {len(secret)} bytes instead of {SECRET_BYTES}; the keys of all models are derived from it. Restore it "
+                "from a backup, or delete it: every model then gets a new key."
+            )
+        return secret
     path.parent.mkdir(parents=True, exist_ok=True)
-    secret = secrets.token_bytes(32)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(secret)
+    secret = secrets.token_bytes(SECRET_BYTES)
+    partial = path.with_suffix(".partial")
+    partial.touch(mode=0o600)
+    partial.write_bytes(secret)
+    partial.replace(path)
     return secret

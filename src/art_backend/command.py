@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import socket
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Annotated, Literal, cast, get_args
@@ -16,6 +17,7 @@ import uvloop
 from filelock import FileLock, Timeout
 
 from art_backend.app import build_app
+from art_backend.connections import Connections, count_allowed_connections, guarded, watch
 from art_backend.errors import ConflictError, ServiceError
 from art_backend.gateway.limits import MAX_CALLS, MAX_QUEUE
 from art_backend.inference.process import Launcher
@@ -23,6 +25,7 @@ from art_backend.placement import Placement, PlacementKind, parse_device_list
 from art_backend.private import private_directory
 from art_backend.service import Service
 from art_backend.settings import EngineKind, Settings
+from art_backend.store.database import explain_damage
 
 KEEP_ALIVE_S = 120
 """Clients drop idle connections after 4 to 15 s. The service keeps them longer, or a call may meet a closing one."""
@@ -142,6 +145,8 @@ def serve(
         sys.exit(INTERRUPTED)
     except ServiceError as error:
         sys.exit(f"art: {error.message}")
+    except sqlite3.DatabaseError as error:
+        sys.exit(f"art: {explain_damage(error, path.resolve()).message}")
     except OSError as error:
         sys.exit(f"art: {error.strerror}: {error.filename or f'{host}:{port}'}")
 
@@ -167,6 +172,8 @@ def export(
         )
     except ServiceError as error:
         sys.exit(f"art: {error.message}")
+    except sqlite3.DatabaseError as error:
+        sys.exit(f"art: {explain_damage(error, path.resolve()).message}")
     print(f"Version {done.step} of {done.project}/{done.name}, {done.kind}:\n  {done.directory}")
     print(f"Load it:\n  {done.load}")
     print(f"Serve it:\n  {done.serve}")
@@ -216,19 +223,24 @@ async def _run(settings: Settings, launcher: Launcher | None, *, watch_stdin: bo
     await service.restore()
     url = f"http://{_bracket(settings.host)}:{listener.getsockname()[1]}"
     app = build_app(service, on_start=lambda: _announce(settings, url))
+    connections = Connections(count_allowed_connections())
     config = uvicorn.Config(
         app,
         log_level="warning",
         access_log=False,
         proxy_headers=False,
-        http="httptools",
+        http=guarded(connections),
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=5,
     )
     server = uvicorn.Server(config)
     if watch_stdin:
         await _stop_at_end_of_stdin(server)
-    await server.serve(sockets=[listener])
+    watching = asyncio.create_task(watch(connections))
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        watching.cancel()
 
 
 async def _stop_at_end_of_stdin(server: uvicorn.Server) -> None:

@@ -55,6 +55,12 @@ class ExampleFinder:
                 self._check_tokens(policy, self._captures.get(part.rollout), where)
         except NotFoundError as error:
             raise BadRequestError(f"{where}: {error.message}", param=where) from error
+        for r, row in enumerate(example.rows):
+            if (latest := max(row.policy_versions, default=-1)) > policy.step:
+                at = f"{where}.rows.{r}.policy_versions"
+                raise BadRequestError(
+                    f"{at}: version {latest} is later than the model's latest, {policy.step}.", param=at
+                )
         rows = [*example.rows, *(row for part in captured for row in part.rows)]
         untrainable = [sentence for part in captured for sentence in part.untrainable_turns]
         for i, conversation in enumerate(example.conversations):

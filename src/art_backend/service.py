@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -49,6 +50,8 @@ RETENTION_CHECK_S = 3600.0
 """How often old captures are looked for."""
 WRITE_BACK_S = 1.0
 """How often the database's log is written back."""
+
+_VERSION = re.compile(r"[0-9]{1,9}")
 
 _log = logging.getLogger(__name__)
 
@@ -105,6 +108,7 @@ class Service:
     async def register(self, spec: RegisterModel) -> ModelInfo:
         """Register a model: find its base model, serve it. Idempotent; one that fails leaves nothing behind."""
         async with self._registering:
+            self.settings.model_dir(spec.project, spec.name)  # refuses names that cannot be directories
             is_new = not self.runs.check_model(spec)
             try:
                 if spec.init_adapter is not None:
@@ -255,7 +259,7 @@ class Service:
         """See ``gateway.ports.ModelDirectory.resolve``."""
         name, at, version = requested.rpartition("@")
         step: int | None = None
-        if at and version.isdecimal():
+        if at and _VERSION.fullmatch(version):
             step = int(version)
         else:
             name = requested

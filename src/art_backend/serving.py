@@ -310,7 +310,7 @@ class ServedPolicy:
                         f"Model {self.name!r} has no version {step}. Versions: {[0, *self.checkpoints.steps()]}.",
                         param="model",
                     )
-                await self.host.load(name, self.checkpoints.path(step))
+                await self.host.load(name, await asyncio.to_thread(self.checkpoints.verify, step))
                 await self._retire(keep=step)
         return process.client
 
@@ -373,5 +373,7 @@ class WholePolicy(ServedPolicy):
                 raise NotFoundError(
                     f"Model {self.name!r} has no version {step}; the latest is {self.step}.", param="model"
                 )
+            if step and not published and self.host.weights != self.engine_name(step):
+                path = await asyncio.to_thread(self.checkpoints.verify, step)
             await self.host.load_weights(self.engine_name(step), path)
         return process.client

@@ -1,6 +1,7 @@
 """Settings of one service. Few, and each with the default that we would use."""
 
 import ipaddress
+import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,11 +84,34 @@ class Settings:
         return self.path / "logs"
 
     def model_dir(self, project: str, name: str) -> Path:
-        """Directory of one model, laid out as the frontend's own: ``{path}/{project}/models/{name}``."""
-        return self.path / project / "models" / name
+        """Directory of one model, laid out as the frontend's own: ``{path}/{project}/models/{name}``.
+
+        Raises:
+            BadRequestError: It would not lie inside the service's directory, or among the service's own files.
+        """
+        if project.lower() in OWN_FILES:
+            raise BadRequestError(
+                f"project: the service's directory has a file named {project!r}. Choose another name.", param="project"
+            )
+        return contained(self.path / project / "models" / name, self.path)
 
     def checkpoints_dir(self, project: str, name: str) -> Path:
         return self.model_dir(project, name) / "checkpoints"
+
+
+OWN_FILES = frozenset({"art.db", "art.db-wal", "art.db-shm", "secret", "secret.partial", "service.lock", "service.pid"})
+"""Files in the service's directory, beside the projects."""
+
+
+def contained(path: Path, root: Path) -> Path:
+    """Return ``path``, which must lie below ``root``. Symbolic links count as what they are named.
+
+    Raises:
+        BadRequestError: It does not.
+    """
+    if root.absolute() not in Path(os.path.abspath(path)).parents:  # noqa: PTH100  resolves '..', keeps links
+        raise BadRequestError(f"{path} does not lie inside {root}.")
+    return path
 
 
 def is_loopback(host: str) -> bool:

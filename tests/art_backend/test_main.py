@@ -14,6 +14,7 @@ from art_backend.errors import ConflictError
 from art_backend.process import ChildProcess
 from art_backend.service import Service
 from art_backend.settings import Settings
+from art_backend.store.database import open_database
 
 
 def test_a_directory_has_one_service_at_a_time(tmp_path, caplog):
@@ -68,3 +69,28 @@ def test_ctrl_c_while_it_loads_is_no_traceback(tmp_path, after_s):
     _, errors = child.communicate(timeout=60)
     assert "Traceback" not in errors
     assert child.returncode in (0, 130, -signal.SIGINT)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "overwritten"])
+def test_a_damaged_database_is_named(tmp_path, damage):
+    database = open_database(tmp_path / "art.db")
+    database.execute("CREATE TABLE t (content BLOB)")
+    database.execute("INSERT INTO t VALUES (zeroblob(400000))")
+    database.close()
+    with (tmp_path / "art.db").open("r+b") as file:
+        if damage == "truncated":
+            file.truncate(100_000)
+        else:
+            file.write(b"x" * 5000)
+    for command in (["serve", "--port", "0", "--engine", "torch"], ["export", "m", str(tmp_path / "out")]):
+        done = subprocess.run(
+            [sys.executable, "-m", "art_backend", *command, "--path", str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"art: The database in {tmp_path} cannot be read: "), done.stderr
+        assert "restore it from a backup" in done.stderr
+        assert "Traceback" not in done.stderr

@@ -5,6 +5,7 @@ alone, so that the frontend stays light, the service stays honest, and other lan
 OpenAPI description.
 """
 
+from art.wire.base import Name
 from art.wire.checkpoints import Checkpoint, CheckpointList, PruneCheckpoints
 from art.wire.errors import ApiError, ApiErrorBody, ErrorCode
 from art.wire.jobs import TERMINAL_STATES, Job, JobEvent, JobKind, JobState
@@ -64,6 +65,7 @@ __all__ = [
     "MetricRow",
     "ModelInfo",
     "ModelList",
+    "Name",
     "Optimizer",
     "Overlong",
     "ProcessHealth",

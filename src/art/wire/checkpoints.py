@@ -1,6 +1,6 @@
 """Checkpoints of a model."""
 
-from art.wire.base import Wire
+from art.wire.base import Step, Wire
 
 
 class Checkpoint(Wire):
@@ -34,5 +34,5 @@ class PruneCheckpoints(Wire):
     '{"keep":[2,5]}'
     """
 
-    keep: list[int]
+    keep: list[Step]
     """Steps to keep. The latest step is kept in any case."""

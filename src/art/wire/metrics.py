@@ -2,7 +2,7 @@
 
 from pydantic import FiniteFloat
 
-from art.wire.base import Wire
+from art.wire.base import Step, Wire
 
 
 class MetricRow(Wire):
@@ -12,7 +12,7 @@ class MetricRow(Wire):
     True
     """
 
-    step: int
+    step: Step
     split: str
     metrics: dict[str, FiniteFloat]
     recorded_at: float | None = None

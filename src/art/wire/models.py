@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from art.wire.base import Wire
+from art.wire.base import Name, Wire
 
 
 class LoraSpec(Wire):
@@ -19,7 +19,7 @@ class LoraSpec(Wire):
     """The update is scaled by ``alpha / rank``."""
     target_modules: list[str] | None = None
     """Names of the linear layers that get an adapter; ``None`` means every linear layer except the output head."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=-(2**63), lt=2**63)
     """Seed of the adapter's initial weights."""
 
 
@@ -30,8 +30,9 @@ class RegisterModel(Wire):
     16
     """
 
-    project: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
-    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
+    project: Name
+    """A name is at most 128 letters, digits, ``.``, ``_`` and ``-``, and not dots alone."""
+    name: Name
     base_model: str = Field(min_length=1)
     """A local path, a hub id, or a name that the service can resolve."""
     lora: LoraSpec = LoraSpec()

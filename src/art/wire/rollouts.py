@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from art.wire.base import Wire, WireEnum
+from art.wire.base import Name, Step, Wire, WireEnum
 
 
 class RolloutKind(WireEnum):
@@ -25,10 +25,10 @@ class CreateRollout(Wire):
     {'project': 'games', 'model': 'player', 'step': 2, 'metadata': {}}
     """
 
-    project: str
-    model: str
+    project: Name
+    model: Name
     """The model's name within the project."""
-    step: int | None = None
+    step: Step | None = None
     """Pin the rollout to one policy version; ``None`` follows the latest."""
     metadata: dict[str, Any] = {}
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from art.wire.base import Wire, WireEnum
+from art.wire.base import Name, Step, Wire, WireEnum
 from art.wire.rollouts import TokenRow
 
 USER_FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
@@ -120,7 +120,7 @@ class Example(Wire):
     True
     """
 
-    rollout: str | None = None
+    rollout: Name | None = None
     """Id of a keyed rollout; all of its rows are trained."""
     turns: list[str] = []
     """Ids of captured turns, as found on the sampled choices."""
@@ -183,7 +183,7 @@ class TrainOptions(Wire):
     kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the distance KL(policy || reference)."""
     kl_in: KlPlace = KlPlace.LOSS
-    kl_reference_step: int = Field(default=0, ge=0)
+    kl_reference_step: Step = 0
     """The policy version that is the reference; 0 is the base model, with the adapter switched off."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy of the sampled tokens' distributions, which the loss rewards."""
@@ -219,8 +219,8 @@ class TrainRequest(Wire):
     1
     """
 
-    project: str
-    model: str
+    project: Name
+    model: Name
     groups: list[TrainGroup]
     options: TrainOptions = TrainOptions()
     idempotency_key: str = Field(min_length=8, max_length=128)
@@ -258,8 +258,8 @@ class TrainSftRequest(Wire):
     'assistant'
     """
 
-    project: str
-    model: str
+    project: Name
+    model: Name
     examples: list[Example] = Field(min_length=1)
     options: SftOptions = SftOptions()
     idempotency_key: str = Field(min_length=8, max_length=128)

@@ -29,6 +29,14 @@ def open_database(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def explain_damage(error: sqlite3.DatabaseError, directory: Path | None = None) -> StorageFailedError:
+    """Say what to do about a database that cannot be read."""
+    return StorageFailedError(
+        f"The database{f' in {directory}' if directory else ''} cannot be read: {error}. If it is damaged, restore it from a backup, or move it "
+        "away to begin with an empty one; models are then registered again and go on from their checkpoints."
+    )
+
+
 @contextlib.contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
     """Run a block as one transaction: all of it is stored, or none.

@@ -272,14 +272,21 @@ def check_row(row: TokenRow, where: str, vocabulary: int) -> None:
     sampled = np.asarray(row.sampled, np.bool_)
     if (
         row.logprobs is not None
-        and (unknown := np.flatnonzero(sampled & ~np.isfinite(np.asarray(row.logprobs, np.float64)))).size
+        and (wrong := np.flatnonzero(sampled & ~_are_logprobs(np.asarray(row.logprobs, np.float64)))).size
     ):
-        at = int(unknown[0])
-        raise refuse(f"logprobs.{at}", f"is {row.logprobs[at]}; a sampled token needs a finite log-probability.")
+        at = int(wrong[0])
+        raise refuse(
+            f"logprobs.{at}", f"is {row.logprobs[at]}; a sampled token needs a finite log-probability, 0 at the most."
+        )
     if not (np.isfinite(row.temperature) and row.temperature > 0):
         raise refuse(
             "temperature", f"is {row.temperature}; only tokens sampled at a temperature above 0 can be trained."
         )
+
+
+def _are_logprobs(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which values can be log-probabilities; an engine's rounding may lift one a little above 0."""
+    return np.isfinite(values) & (values < 1e-3)
 
 
 def training_row(row: TokenRow, advantage: float, structures: StructureReplay | None = None) -> TrainingRow:

@@ -39,6 +39,8 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self._adapters[step - 1]
 
+    verify = path
+
 
 class Trainer:
     """Asks the engine how it is while it has the device."""

@@ -30,6 +30,7 @@ def build(groups, max_length=64, **options):
         ({"policy_versions": []}, "policy_versions", "has 0 entries"),
         ({"sampled": [True, True, True]}, "sampled.0", "no context"),
         ({"logprobs": [0.0, 0.0, float("nan")]}, "logprobs.2", "needs a finite log-probability"),
+        ({"logprobs": [0.0, 0.0, 5.0]}, "logprobs.2", "0 at the most"),
         ({"temperature": 0.0}, "temperature", "temperature above 0"),
         ({"structures": [span(2, 4)]}, "structures.0", "the row's length"),
         ({"structures": [span(1, 2), span(0, 2)]}, "structures.1", "0 < start"),
