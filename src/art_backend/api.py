@@ -1,11 +1,12 @@
 """The control API: models, training, jobs, checkpoints, metrics and health under ``/api/v1``."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Request
+from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import StreamingResponse
+from fastapi.routing import APIRoute
 
 from art.wire import (
     API_PREFIX,
@@ -16,12 +17,15 @@ from art.wire import (
     MetricHistory,
     ModelInfo,
     ModelList,
+    Name,
     PruneCheckpoints,
     RegisterModel,
     TrainRequest,
     TrainSftRequest,
     Version,
 )
+from art_backend.auth import Keyring
+from art_backend.bodies import MAX_CONTROL_BYTES, BodyReader, parse_body
 from art_backend.gateway.keys import read_key
 from art_backend.service import Service
 
@@ -29,25 +33,56 @@ EVENT_KEEP_ALIVE_S = 10.0
 """An event stream never stays silent for longer, so that proxies and clients can tell it from a dead one."""
 
 
-def service_only(service: Service) -> Callable[[Request], Awaitable[None]]:
-    """Return a dependency that lets only the service's key pass."""
+def service_only(keyring: Keyring) -> type[APIRoute]:
+    """Return the kind of route that only the service's key opens. The key is checked before the body is read."""
 
-    async def require_service(request: Request) -> None:
-        service.keyring.require_service(read_key(request.headers))
+    bodies = BodyReader(MAX_CONTROL_BYTES)
 
-    return require_service
+    class ServiceRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handle = super().get_route_handler()
+
+            async def check_and_handle(request: Request) -> Response:
+                keyring.require_service(read_key(request.headers))
+                raw = await bodies.read(request)
+                return await handle(_ReadRequest(request, raw, parse_body(raw) if raw else None))
+
+            return check_and_handle
+
+    return ServiceRoute
 
 
-def build_api(service: Service) -> APIRouter:
-    """Return the router of the control API. All of it but ``health`` and ``version`` needs the service's key."""
+class _ReadRequest(Request):
+    """A request whose body was read and parsed."""
+
+    def __init__(self, request: Request, raw: bytes, parsed: dict[str, Any] | None) -> None:
+        super().__init__(request.scope, request.receive)
+        self._raw = raw
+        self._parsed = parsed
+
+    async def body(self) -> bytes:
+        return self._raw
+
+    async def json(self) -> Any:
+        return self._parsed
+
+
+def build_api(service: Service, route_class: type[APIRoute]) -> APIRouter:
+    """Return the router of the control API.
+
+    Args:
+        route_class: Of all routes but ``health`` and ``version``, which need no key.
+    """
 
     open_router = APIRouter(prefix=API_PREFIX, tags=["service"])
-    router = APIRouter(prefix=API_PREFIX, dependencies=[Depends(service_only(service))])
+    router = APIRouter(prefix=API_PREFIX, route_class=route_class)
 
     @open_router.get("/health")
-    async def get_health() -> Health:
-        """Passive: tells what is known of the processes without asking them."""
-        return service.health()
+    async def get_health(request: Request) -> Health:
+        """Passive: tells what is known of the processes without asking them. Without the service's key: no processes."""
+        health = service.health()
+        opened = service.keyring.opens_service(read_key(request.headers))
+        return health if opened else health.model_copy(update={"processes": []})
 
     @open_router.get("/version")
     async def get_version() -> Version:
@@ -63,30 +98,30 @@ def build_api(service: Service) -> APIRouter:
         return ModelList(models=[service.describe(spec.project, spec.name) for spec in service.served()])
 
     @router.get("/models/{project}/{name}", tags=["models"])
-    async def get_model(project: str, name: str) -> ModelInfo:
+    async def get_model(project: Name, name: Name) -> ModelInfo:
         return service.describe(project, name)
 
     @router.delete("/models/{project}/{name}", tags=["models"])
-    async def delete_model(project: str, name: str) -> ModelInfo:
+    async def delete_model(project: Name, name: Name) -> ModelInfo:
         """Delete a model with its checkpoints, captures, metrics and files; returns what it was."""
         return await service.delete_model(project, name)
 
     @router.get("/models/{project}/{name}/checkpoints", tags=["checkpoints"])
-    async def list_checkpoints(project: str, name: str) -> CheckpointList:
+    async def list_checkpoints(project: Name, name: Name) -> CheckpointList:
         return service.checkpoints(project, name)
 
     @router.post("/models/{project}/{name}/checkpoints/prune", tags=["checkpoints"])
-    async def prune_checkpoints(project: str, name: str, body: PruneCheckpoints) -> CheckpointList:
+    async def prune_checkpoints(project: Name, name: Name, body: PruneCheckpoints) -> CheckpointList:
         """Delete all checkpoints but those named. The latest, and those in use, are kept in any case."""
         return service.prune_checkpoints(project, name, body.keep)
 
     @router.get("/models/{project}/{name}/metrics", tags=["metrics"])
-    async def get_metrics(project: str, name: str) -> MetricHistory:
+    async def get_metrics(project: Name, name: Name) -> MetricHistory:
         service.runs.find_model(project, name)
         return MetricHistory(rows=service.runs.metric_rows(project, name))
 
     @router.post("/models/{project}/{name}/metrics", tags=["metrics"])
-    async def log_metrics(project: str, name: str, body: MetricHistory) -> MetricHistory:
+    async def log_metrics(project: Name, name: Name, body: MetricHistory) -> MetricHistory:
         """Store metrics. A row sent again merges into the stored one."""
         service.runs.find_model(project, name)
         for row in body.rows:
@@ -104,12 +139,13 @@ def build_api(service: Service) -> APIRouter:
         return await service.train_sft(request)
 
     @router.get("/jobs/{job}", tags=["training"])
-    async def get_job(job: str) -> Job:
+    async def get_job(job: Name) -> Job:
         return service.runs.job(job)
 
     @router.get("/jobs/{job}/events", response_class=StreamingResponse, tags=["training"])
     async def stream_events(
-        job: str, last_event_id: Annotated[int, Header(ge=0, description="Number of the last event received.")] = 0
+        job: Name,
+        last_event_id: Annotated[int, Header(ge=0, lt=2**63, description="Number of the last event received.")] = 0,
     ) -> StreamingResponse:
         """Server-sent events of a job: all beyond ``Last-Event-ID``, then live until it ends."""
         service.runs.job(job)

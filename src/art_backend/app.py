@@ -1,13 +1,15 @@
 """The HTTP application: the control API and the gateway on one port, with one error shape for the control API."""
 
 import logging
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from art.wire import ApiError, ApiErrorBody, ErrorCode
@@ -17,6 +19,7 @@ from art_backend.exposition import build_exposition
 from art_backend.gateway.app import build_gateway
 from art_backend.gateway.rollouts import build_rollouts
 from art_backend.service import Service
+from art_backend.store.database import explain_damage
 
 _log = logging.getLogger(__name__)
 
@@ -41,16 +44,28 @@ def build_app(service: Service, on_start: Callable[[], None] = lambda: None) -> 
         summary="Trains the agent you already have.",
         version=version("art-trainer"),
         lifespan=lifespan,
+        openapi_url=None,  # see _build_description
         responses={"4XX": {"model": ApiError}, "5XX": {"model": ApiError}},
     )
     # first: most calls are its
     app.include_router(build_gateway(service, service.captures, service.keyring.identify, limits=service.limits))
-    app.include_router(build_rollouts(service.captures, service_only(service), service.policy))
-    app.include_router(build_exposition(service, service_only(service)))
-    app.include_router(build_api(service))
-
+    service_route = service_only(service.keyring)
+    app.include_router(build_rollouts(service.captures, service.policy, service_route))
+    app.include_router(build_exposition(service, service_route))
+    app.include_router(build_api(service, service_route))
+    app.include_router(_build_description(app, service_route))
     add_error_handlers(app)
     return app
+
+
+def _build_description(app: FastAPI, route_class: type[APIRoute]) -> APIRouter:
+    router = APIRouter(route_class=route_class)
+
+    @router.get("/openapi.json", include_in_schema=False)
+    async def describe() -> JSONResponse:
+        return JSONResponse(app.openapi())
+
+    return router
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -60,6 +75,12 @@ def add_error_handlers(app: FastAPI) -> None:
     async def answer_service_error(_: Request, error: ServiceError) -> JSONResponse:
         headers = {"Retry-After": f"{error.retry_after_s:.0f}"} if error.retry_after_s is not None else None
         return _answer(error.status, error.code, error.message, error.param, headers)
+
+    @app.exception_handler(sqlite3.DatabaseError)
+    async def answer_damage(_: Request, error: sqlite3.DatabaseError) -> JSONResponse:
+        _log.error("The database failed", exc_info=error)
+        damage = explain_damage(error)
+        return _answer(damage.status, damage.code, damage.message)
 
     @app.exception_handler(RequestValidationError)
     async def answer_invalid(_: Request, error: RequestValidationError) -> JSONResponse:

@@ -1,9 +1,10 @@
 """``/metrics``: what the service does, in the text format of Prometheus."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Response
+from fastapi.routing import APIRoute
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -77,11 +78,15 @@ class ServiceCollector(Collector):
         yield from (version, staleness)
 
 
-def build_exposition(service: Service, require_service: Callable[[Request], Awaitable[None]]) -> APIRouter:
-    """Return the router of ``/metrics``. It needs the service's key, as it tells the names of all models."""
+def build_exposition(service: Service, route_class: type[APIRoute]) -> APIRouter:
+    """Return the router of ``/metrics``.
+
+    Args:
+        route_class: Lets only the service's key pass, as metrics hold the names of all models.
+    """
     registry = CollectorRegistry()
     registry.register(ServiceCollector(service))
-    router = APIRouter(tags=["service"], dependencies=[Depends(require_service)])
+    router = APIRouter(tags=["service"], route_class=route_class)
 
     @router.get("/metrics")
     async def get_metrics() -> Response:

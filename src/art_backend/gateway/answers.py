@@ -27,6 +27,8 @@ class Call:
     """The prompts; more than one only where the protocol knows that. Each is answered ``plan.n`` times."""
     plan: Plan
     stream: bool
+    size: int = 0
+    """Bytes of the request's body."""
     digest: bytes = b""
     """Of all that makes two requests the same: the caller, the path and the body."""
     retry: bool = False

@@ -1,21 +1,23 @@
 """The data plane: ``/v1`` and ``/r/{rollout}/v1``, with errors in the caller's protocol."""
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol
 
-import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 
+from art.wire.base import NAME
+from art_backend.bodies import MAX_CALL_BYTES, BodyReader, parse_body
 from art_backend.errors import BadRequestError, ServiceError
 from art_backend.gateway import schemas
 from art_backend.gateway.chat import CHAT
 from art_backend.gateway.completions import COMPLETIONS
 from art_backend.gateway.keys import read_key
-from art_backend.gateway.limits import ProjectLimits
+from art_backend.gateway.limits import ProjectLimits, check_extent
 from art_backend.gateway.messages import MESSAGES, read_count
 from art_backend.gateway.ports import Identity, ModelDirectory
 from art_backend.gateway.responding import AnswerResponse, ErrorResponse, Surface, tell
@@ -26,8 +28,6 @@ from art_backend.store.captures import CaptureStore
 
 KEEP_ALIVE_S = 10.0
 """A waiting caller never hears nothing for longer."""
-
-MAX_BODY_BYTES = 64 * 2**20
 
 
 _SURFACES = (
@@ -75,13 +75,15 @@ def build_gateway(
     """
     taker = TurnTaker(directory, captures, limits or ProjectLimits())
     router = APIRouter(tags=["inference"], route_class=_Direct)
+    bodies = BodyReader(MAX_CALL_BYTES)
 
     def endpoint(surface: Surface, summary: str) -> Callable[..., Awaitable[Response]]:
         async def answer(request: Request, rollout: str | None = None) -> Response:
             try:
                 identity = identify_request(request, rollout)
-                raw = await _read_body(request)
-                call = surface.read(parse_body(raw), partial(taker.find_turn, identity))
+                raw = await bodies.read(request, _name_sender(identity))
+                call = surface.read(parse_call(raw), partial(taker.find_turn, identity))
+                call.size = len(raw)
                 call.digest = _digest(surface, identity, raw)
                 call.retry = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
                 taken = taker.take(identity, call)
@@ -93,10 +95,12 @@ def build_gateway(
         return answer
 
     def identify_request(request: Request, rollout: str | None) -> Identity:
+        if rollout is not None and not re.search(NAME, rollout):
+            raise BadRequestError(f"rollout: {rollout!r} is not a rollout's id.", param="rollout")
         return identify(read_key(request.headers), rollout)
 
     async def read_object(request: Request) -> dict[str, Any]:
-        return parse_body(await _read_body(request))
+        return parse_call(await bodies.read(request))
 
     async def list_models(request: Request, rollout: str | None = None) -> Response:
         """The models that this key opens, as OpenAI and Anthropic list them."""
@@ -120,7 +124,7 @@ def build_gateway(
         try:
             identity = identify_request(request, rollout)
             call = read_count(await read_object(request))
-            return JSONResponse({"input_tokens": taker.count(identity, call)})
+            return JSONResponse({"input_tokens": await taker.count(identity, call)})
         except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
             return ErrorResponse(MESSAGES, tell(error))
 
@@ -135,6 +139,17 @@ def build_gateway(
         router.add_api_route(f"{prefix}/models", list_models, methods=["GET"])
         router.add_api_route(f"{prefix}/models/{{model:path}}", retrieve_model, methods=["GET"])
     return router
+
+
+def _name_sender(identity: Identity) -> str:
+    return identity.rollout or f"{identity.project}/{identity.model}"
+
+
+def parse_call(raw: bytes) -> dict[str, Any]:
+    """Parse the body of a model call. Raises BadRequestError for one that is malformed or too large."""
+    body = parse_body(raw)
+    check_extent(body)
+    return body
 
 
 def _describe(name: str) -> dict[str, Any]:
@@ -152,33 +167,6 @@ def _describe(name: str) -> dict[str, Any]:
 def _surface_of(request: Request) -> Surface:
     """The protocol of a route that two protocols share: Anthropic's clients always send their version."""
     return MESSAGES if "anthropic-version" in request.headers else CHAT
-
-
-def parse_body(raw: bytes) -> dict[str, Any]:
-    """Parse a request's JSON. Whole numbers that 64 bits cannot hold become floats (RFC 8259 §6).
-
-    Raises:
-        BadRequestError: It is not an object in valid JSON and Unicode.
-    """
-    try:
-        body = orjson.loads(raw)
-        orjson.dumps([[[[body]]]])  # deeper than it is wrapped where it is stored or repeated
-    except TypeError as error:
-        raise BadRequestError("The body is nested too deeply.") from error
-    except orjson.JSONDecodeError as error:
-        raise BadRequestError(f"The body is not valid JSON: {error}.") from error
-    if not isinstance(body, dict):
-        raise BadRequestError("The body must be a JSON object.")
-    return body
-
-
-async def _read_body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise BadRequestError(f"The body is larger than {MAX_BODY_BYTES} bytes.")
-    return bytes(body)
 
 
 def _digest(surface: Surface, identity: Identity, raw: bytes) -> bytes:

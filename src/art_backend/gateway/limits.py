@@ -1,32 +1,87 @@
-"""How many model calls of one project are answered at the same time; more wait in a bounded queue, first come, first served.
+"""Limits of model calls: how large one may be, and how many completions of one project are sampled at the same time.
 
-One project's burst then neither starves the others in the engine's queue nor grows without end.
+More wait in a bounded queue, first come, first served. One project's burst then neither starves the others in the engine's queue
+nor grows without end.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
-from art_backend.errors import BusyError
+import orjson
+
+from art_backend.errors import BadRequestError, BusyError
 
 MAX_CALLS = 256
 MAX_QUEUE = 8192
+
+MAX_WAITING_BYTES = 2**30
+"""Bodies of one project's calls that are being answered or wait."""
+
+MAX_CHOICES = 128
+"""Completions of one call: prompts × ``n``."""
+
+MAX_MESSAGES = 10_000
+"""Messages of one call and the parts that they consist of."""
+
+MAX_TOOLS = 512
+MAX_TOOL_BYTES = 2**20
+
+
+def check_extent(body: Mapping[str, Any]) -> None:
+    """Refuse a call of more parts than any agent needs, before each of them is looked at.
+
+    Raises:
+        BadRequestError: A list is too long; the error names it and the limit.
+    """
+    for name in ("messages", "input"):
+        if isinstance(messages := body.get(name), list):
+            count = len(messages)
+            if count <= MAX_MESSAGES:
+                contents = (message.get("content") for message in messages if isinstance(message, dict))
+                count += sum(len(content) for content in contents if isinstance(content, list))
+            _check(name, count, MAX_MESSAGES, "messages and parts", "shorten the history")
+    if isinstance(tools := body.get("tools"), list):
+        _check("tools", len(tools), MAX_TOOLS, "tools", "offer fewer")
+        _check("tools", len(orjson.dumps(tools)), MAX_TOOL_BYTES, "bytes", "offer fewer tools or shorten their schemas")
+    prompts = body.get("prompt")
+    if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
+        check_choices(len(prompts))
+
+
+def check_choices(count: int) -> None:
+    """Raise BadRequestError for a call that asks for too many completions."""
+    _check("n", count, MAX_CHOICES, "completions (prompts times n)", "send several calls")
+
+
+def _check(name: str, count: int, limit: int, unit: str, remedy: str) -> None:
+    if count > limit:
+        raise BadRequestError(f"{name}: {count} {unit}, the limit is {limit}; {remedy}.", param=name)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    places: int
+    turn: "asyncio.Future[None]"
 
 
 @dataclass(slots=True)
 class _Project:
     running: int = 0
-    waiting: "deque[asyncio.Future[None]]" = field(default_factory=deque)
+    queued: int = 0
+    size: int = 0
+    waiting: deque[_Waiting] = field(default_factory=deque[_Waiting])
 
 
 class ProjectLimits:
-    """Counts the calls of each project.
+    """Counts the completions of each project.
 
     Args:
-        calls: Most calls of one project that are answered at the same time.
-        queue: Most calls of one project that wait beside them; further ones are told to come back.
+        calls: Most completions of one project that are sampled at the same time.
+        queue: Most completions of one project that wait beside them; further calls are told to come back.
         timeout_s: How long one call waits before it is told to come back.
     """
 
@@ -41,54 +96,75 @@ class ProjectLimits:
         return len(self._projects[project].waiting) if project in self._projects else 0
 
     @asynccontextmanager
-    async def enter(self, project: str) -> AsyncGenerator[None]:
-        """Hold one of the project's places; wait for it if need be. A call that is cancelled leaves the queue.
+    async def enter(self, project: str, choices: int = 1, size: int = 0) -> AsyncGenerator[None]:
+        """Hold a place for each of a call's choices; wait for them if need be. A call that is cancelled leaves the queue.
+
+        Args:
+            choices: More than the project has places count as all of them.
+            size: Bytes of the call's body.
 
         Raises:
             BusyError: The queue is full, or its front was not reached in time.
         """
         state = self._projects.setdefault(project, _Project())
-        if state.running < self._calls:
-            state.running += 1
-        else:
-            await self._wait(project, state)
-        try:
-            yield
-        finally:
-            self._leave(project, state)
-
-    async def _wait(self, project: str, state: _Project) -> None:
-        if len(state.waiting) >= self._queue:
+        places = min(choices, self._calls)
+        if state.size + size > MAX_WAITING_BYTES:
             raise BusyError(
-                f"{state.running} model calls of project {project!r} are being answered and {len(state.waiting)} wait, as many as "
-                "may. Run fewer rollouts at the same time, or start the service with a larger --max-project-queue.",
+                f"Project {project!r} is at its limit: its calls hold {state.size} bytes, the limit is {MAX_WAITING_BYTES}. "
+                "Run fewer rollouts at the same time.",
                 retry_after_s=5,
             )
-        turn = asyncio.get_running_loop().create_future()
-        state.waiting.append(turn)
+        state.size += size
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await turn
-        except TimeoutError:
+            await self._take(project, state, places)
+            try:
+                yield
+            finally:
+                state.running -= places
+                self._admit(state)
+        finally:
+            state.size -= size
+            if not state.running and not state.waiting:
+                self._projects.pop(project, None)
+
+    async def _take(self, project: str, state: _Project, places: int) -> None:
+        if not state.waiting and state.running + places <= self._calls:
+            state.running += places
+            return
+        if state.queued + places > self._queue:
+            raise BusyError(
+                f"Project {project!r} is at its limit: {state.running} completions running, {state.queued} queued. Run fewer "
+                "rollouts at the same time, or start the service with a larger --max-project-queue.",
+                retry_after_s=5,
+            )
+        mine = _Waiting(places, asyncio.get_running_loop().create_future())
+        state.waiting.append(mine)
+        state.queued += places
+        try:
+            await asyncio.wait({mine.turn}, timeout=self._timeout_s)
+        except asyncio.CancelledError:
+            if mine.turn.done():  # its turn came while it left
+                state.running -= places
+            else:
+                self._leave(state, mine)
+            self._admit(state)
+            raise
+        if not mine.turn.done():
+            self._leave(state, mine)
+            self._admit(state)
             raise BusyError(
                 f"Other model calls of project {project!r} have kept this one waiting for {self._timeout_s:g} s. Try again.",
                 retry_after_s=5,
-            ) from None
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # its turn came while it left
-                self._leave(project, state)
-            raise
-        finally:
-            if turn in state.waiting:
-                state.waiting.remove(turn)
+            )
 
-    def _leave(self, project: str, state: _Project) -> None:
-        """Give the place to the first who still waits."""
-        while state.waiting:
-            turn = state.waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        state.running -= 1
-        if not state.running:
-            self._projects.pop(project, None)
+    def _leave(self, state: _Project, mine: _Waiting) -> None:
+        state.waiting.remove(mine)
+        state.queued -= mine.places
+
+    def _admit(self, state: _Project) -> None:
+        """Give free places to those who wait, in their order."""
+        while state.waiting and state.running + state.waiting[0].places <= self._calls:
+            first = state.waiting.popleft()
+            state.queued -= first.places
+            state.running += first.places
+            first.turn.set_result(None)

@@ -9,6 +9,7 @@ A caller that goes away frees the engine at once.
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from art_backend.errors import BadRequestError, EngineFailedError, ServiceError
 from art_backend.gateway.answers import Answer, Call
 from art_backend.gateway.tree import Turn
+from art_backend.store.database import explain_damage
 
 _log = logging.getLogger(__name__)
 
@@ -158,6 +160,9 @@ def tell(error: Exception) -> ServiceError:
         return error
     if isinstance(error, RecursionError):
         return BadRequestError("The body is nested too deeply.")
+    if isinstance(error, sqlite3.DatabaseError):
+        _log.error("The database failed", exc_info=error)
+        return explain_damage(error)
     if isinstance(error, asyncio.CancelledError):
         return EngineFailedError("The answer was given up.")
     _log.error("Unexpected error in a model call", exc_info=error)

@@ -17,10 +17,14 @@ WINDOW_S = 900.0
 
 MAX_REQUESTS = 20_000
 
+MAX_BYTES = 256 * 2**20
+"""Bodies of the requests whose answers are remembered; an answer keeps some of its request."""
+
 
 @dataclass(slots=True)
 class _Seen(Generic[A]):
     at: float
+    size: int = 0
     answers: deque[A] = field(default_factory=deque[A])
     refused: int = 0
 
@@ -30,6 +34,7 @@ class RetryWindow(Generic[A]):
 
     def __init__(self) -> None:
         self._seen: OrderedDict[bytes, _Seen[A]] = OrderedDict()
+        self._size = 0
 
     def find(self, digest: bytes) -> A | None:
         """The answer that a retry of this request missed; ``None`` if it is the retry of a refused one, or unknown."""
@@ -42,8 +47,13 @@ class RetryWindow(Generic[A]):
             return None
         return seen.answers[-1] if seen.answers else None
 
-    def add(self, digest: bytes, answer: A) -> None:
-        self._touch(digest).answers.append(answer)
+    def add(self, digest: bytes, answer: A, size: int = 0) -> None:
+        """Remember an answer; its request had ``size`` bytes."""
+        self._forget()
+        seen = self._touch(digest)
+        seen.answers.append(answer)
+        seen.size += size
+        self._size += size
 
     def remove(self, digest: bytes, answer: A) -> None:
         """Forget an answer that did not come about."""
@@ -65,6 +75,7 @@ class RetryWindow(Generic[A]):
         oldest_kept = time.monotonic() - WINDOW_S
         while self._seen:
             digest, seen = next(iter(self._seen.items()))
-            if len(self._seen) <= MAX_REQUESTS and seen.at >= oldest_kept:
+            if len(self._seen) <= MAX_REQUESTS and self._size <= MAX_BYTES and seen.at >= oldest_kept:
                 return
             del self._seen[digest]
+            self._size -= seen.size

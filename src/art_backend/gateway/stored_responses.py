@@ -101,7 +101,7 @@ def add_stored_responses(
         try:
             identity = identify(request, rollout)
             call = read_call(await read_body(request), partial(taker.find_turn, identity))
-            return JSONResponse({"object": "response.input_tokens", "input_tokens": taker.count(identity, call)})
+            return JSONResponse({"object": "response.input_tokens", "input_tokens": await taker.count(identity, call)})
         except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
             return ErrorResponse(RESPONSES, tell(error))
 

@@ -14,12 +14,14 @@ from art.wire import RolloutKind
 from art_backend.errors import BadRequestError, BusyError, EngineFailedError, ServiceError
 from art_backend.gateway.ambient import AmbientRollouts
 from art_backend.gateway.answers import Answer, Call, Completed, Part, TopLogprobs
-from art_backend.gateway.limits import ProjectLimits
+from art_backend.gateway.limits import ProjectLimits, check_choices
 from art_backend.gateway.parse import ParsedMessage
 from art_backend.gateway.ports import Identity, Lease, ModelDirectory, ServedModel
 from art_backend.gateway.retries import RetryWindow
 from art_backend.gateway.sampling import Plan, plan_sampling
 from art_backend.gateway.sources import Conversation, MessageStream, Source
+from art_backend.gateway.structures import StructureGuard
+from art_backend.gateway.threads import FairThreads
 from art_backend.gateway.toolbox import Alias
 from art_backend.gateway.tree import Prompt, Sampled, Tree, Turn
 from art_backend.inference.client import EngineError
@@ -67,6 +69,8 @@ class TurnTaker:
         self.directory = directory
         self.captures = captures
         self._limits = limits
+        self._structures = StructureGuard()
+        self._rendering = FairThreads(2, "rendering")
         self._ambient = AmbientRollouts(captures)
         self._window: RetryWindow[Answer] = RetryWindow()
 
@@ -79,23 +83,19 @@ class TurnTaker:
         captured = identity.kind != "service"
         if captured and call.retry and (known := self._window.find(call.digest)) is not None:
             return known
+        check_choices(call.choices)
         model, step = self.directory.resolve(identity, call.model_name)
         answer = Answer(call, model)
         if captured:
-            self._window.add(call.digest, answer)
+            self._window.add(call.digest, answer, call.size)
         answer.start(self._answer(identity, step, answer))
         return answer
 
-    def count(self, identity: Identity, call: Call) -> int:
+    async def count(self, identity: Identity, call: Call) -> int:
         """Ids that the prompts of a call would have; nothing is sampled or kept."""
         model, step = self.directory.resolve(identity, call.model_name)
-        if identity.rollout is not None:
-            tree = self.captures.tree(identity.rollout)
-        elif identity.kind == "model":
-            tree = self._ambient.find(model, step, call.sources[0])[1]
-        else:
-            tree = Tree()
-        return sum(source.place(tree, model.renderer).length for source in call.sources)
+        found = [await self._find_place(identity, model, step, source) for source in call.sources]
+        return sum(prompt.length for _, _, prompt in found)
 
     def find_turn(self, identity: Identity, turn: str) -> Turn | None:
         """A captured turn that this caller may go on from."""
@@ -133,7 +133,7 @@ class TurnTaker:
     async def _answer(self, identity: Identity, step: int | None, answer: Answer) -> None:
         """Answer a call in its project's turn. An error that invites a retry is noted, so that the retry samples afresh."""
         try:
-            async with self._limits.enter(answer.model.project):
+            async with self._limits.enter(answer.model.project, answer.call.choices, answer.call.size):
                 await self._sample_and_commit(identity, step, answer)
         except BaseException as error:
             self._window.remove(answer.call.digest, answer)
@@ -165,23 +165,30 @@ class TurnTaker:
         self, identity: Identity, model: ServedModel, step: int | None, source: Source, plan: Plan
     ) -> _Placed | None:
         """Find a prompt's place in its rollout's tree; ``None`` when it is certain to be too long."""
-        size = source.size()
-        if size > model.max_sequence_length * model.renderer.longest_token:
+        if source.least_tokens(model.renderer) > model.max_sequence_length:
             return None
+        rollout, tree, prompt = await self._find_place(identity, model, step, source)
+        ids, renderer = prompt.path_ids(), model.renderer
+        room, structure = model.max_sequence_length - len(ids), source.structure(renderer, ids)
+        if structure is not None:
+            await self._structures.check(rollout or _name_caller(model), structure, source)
+        fitted = plan.fit(room, renderer.stop_token_ids, structure) if room > 0 else None
+        return _Placed(source, rollout, tree, prompt, ids, fitted)
+
+    async def _find_place(
+        self, identity: Identity, model: ServedModel, step: int | None, source: Source
+    ) -> tuple[str | None, Tree, Prompt]:
+        """The rollout that a prompt belongs to, if any, its tree, and its place there."""
         if identity.rollout is not None:
             rollout, tree = identity.rollout, self.captures.tree(identity.rollout)
         elif identity.kind == "model":
             rollout, tree = self._ambient.find(model, step, source)
         else:
             rollout, tree = None, Tree()
-        if size > LONG_TEXT:
-            prompt = await asyncio.to_thread(source.place, tree, model.renderer)
-        else:
-            prompt = source.place(tree, model.renderer)
-        ids, renderer = prompt.path_ids(), model.renderer
-        room, structure = model.max_sequence_length - len(ids), source.structure(renderer, ids)
-        fitted = plan.fit(room, renderer.stop_token_ids, structure) if room > 0 else None
-        return _Placed(source, rollout, tree, prompt, ids, fitted)
+        if source.size() <= LONG_TEXT:
+            return rollout, tree, source.place(tree, model.renderer)
+        prompt = await self._rendering.run(rollout or _name_caller(model), source.place, tree, model.renderer)
+        return rollout, tree, prompt
 
     def _finish(
         self,
@@ -263,6 +270,11 @@ class TurnTaker:
         for one, turn in zip(completed, turns, strict=True):
             one.turn = turn
         return completed
+
+
+def _name_caller(model: ServedModel) -> str:
+    """Who waits for their own work first, where no rollout is known."""
+    return f"{model.project}/{model.name}"
 
 
 def _overflow(identity: Identity) -> Completed:

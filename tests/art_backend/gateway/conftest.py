@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import openai
 import pytest
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from tests.support.scripted_engine import ScriptedEngine, serve
 from tests.support.tiny import build_tiny_tokenizer
 
@@ -150,7 +151,7 @@ async def start_gateway(directory, tokenizer=None, routers=(), client=None, limi
     add_error_handlers(app)
     options["limits"] = limits
     app.include_router(build_gateway(Directory(model, captures), captures, identify_by(captures), **options))
-    app.include_router(build_rollouts(captures, lambda: None, lambda project, name: model))
+    app.include_router(build_rollouts(captures, lambda project, name: model, APIRoute))
     for router in routers:
         app.include_router(router)
     app.mount("/engine", engine.app)

@@ -2,12 +2,13 @@
 
 import asyncio
 
+import httpx
 import openai
 import pytest
 from tests.art_backend.gateway.conftest import start_gateway
 
 from art_backend.errors import BusyError
-from art_backend.gateway.limits import ProjectLimits
+from art_backend.gateway.limits import MAX_WAITING_BYTES, ProjectLimits
 
 
 async def settle():
@@ -23,9 +24,9 @@ class Calls:
         self.entered = []
         self.ends = {}
 
-    def start(self, name, project="p"):
+    def start(self, name, project="p", **weight):
         async def run():
-            async with self.limits.enter(project):
+            async with self.limits.enter(project, **weight):
                 self.entered.append(name)
                 await self.ends.setdefault(name, asyncio.Event()).wait()
 
@@ -104,6 +105,96 @@ async def test_a_place_is_not_lost_with_one_who_leaves_as_it_is_called():
     assert calls.entered[-1] == "fresh"
     await calls.end("fresh")
     await fresh
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_place_is_not_lost_where_it_comes_as_the_wait_ends(cancelled):
+    """In one pass of the loop: the timeout is due, the place is given, and the caller may leave as well."""
+    for early in range(6):  # passes of the loop between the end of the first and the others' deadline
+        calls = Calls(ProjectLimits(1, 5, 0.05))
+        first, second = calls.start(1), calls.start(2)
+        await settle()
+        loop, deadline = asyncio.get_running_loop(), asyncio.get_running_loop().time() + 0.05
+        while loop.time() < deadline - 0.002:
+            await asyncio.sleep(0)
+        calls.ends[1].set()
+        for _ in range(early):
+            await asyncio.sleep(0)
+        while loop.time() < deadline + 0.002:  # nobody runs meanwhile: all is due at once
+            pass
+        if cancelled:
+            second.cancel()
+        await settle()
+        await calls.end(2)
+        await asyncio.gather(first, second, return_exceptions=True)
+        fresh = calls.start("fresh")
+        await settle()
+        assert calls.entered[-1] == "fresh"
+        await calls.end("fresh")
+        await fresh
+        assert calls.limits._projects == {}
+
+
+async def test_every_choice_counts():
+    calls = Calls(ProjectLimits(4, 5, 60))
+    tasks = [calls.start("three", choices=3), calls.start("two", choices=2), calls.start("one", choices=1)]
+    await settle()
+    assert calls.entered == ["three"], "who came first is not overtaken by who needs less"
+    with pytest.raises(BusyError, match=r"3 completions running, 3 queued"):
+        await calls.start("many", choices=4)
+    await calls.end("three")
+    assert calls.entered == ["three", "two", "one"]
+    all_places = calls.start("all", choices=100)
+    await calls.end("two", "one")
+    assert calls.entered[-1] == "all"
+    await calls.end("all")
+    await asyncio.gather(*tasks, all_places)
+    assert calls.limits._projects == {}
+
+
+async def test_bodies_that_wait_are_bounded():
+    calls = Calls(ProjectLimits(1, 10, 60))
+    first, second = calls.start(1, size=MAX_WAITING_BYTES // 2), calls.start(2, size=MAX_WAITING_BYTES // 2)
+    await settle()
+    with pytest.raises(BusyError, match="bytes"):
+        await calls.start(3, size=1)
+    other = calls.start("other", project="q", size=1)
+    await calls.end(1, 2, "other")
+    await asyncio.gather(first, second, other)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("completions", {"prompt": ["a"] * 500, "n": 128}, "n"),
+        ("completions", {"prompt": ["a"] * 100, "n": 2}, "n"),
+        ("completions", {"prompt": [[5]] * 129}, "n"),
+        ("chat/completions", {"messages": [{"role": "user", "content": ""}] * 50_000}, "messages"),
+        ("responses", {"input": [{"role": "user", "content": ""}] * 50_000}, "input"),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 50_000}]}, "messages"),
+        ("chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}] * 50_000}, "tools"),
+        ("messages", {"tools": [{"name": "f", "input_schema": {"description": "x" * 10_000_000}}]}, "tools"),
+        ("messages/count_tokens", {"tools": [{"name": "f"}] * 50_000}, "tools"),
+        ("responses/input_tokens", {"tools": [{"name": "f"}] * 50_000}, "tools"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x" * 17_000_000}]}, None),
+    ],
+)
+async def test_a_call_that_is_too_large_is_refused_at_once(narrow, path, body, param):
+    """A small call that waits beside it is answered meanwhile."""
+    info = narrow.rollout()
+    async with httpx.AsyncClient(
+        base_url=narrow.url, headers={"authorization": f"Bearer {info.api_key}"}, timeout=60
+    ) as http:
+        hello = {"model": "m", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 9}
+        if path == "completions":
+            hello = {"model": "m"}
+        answer = await http.post(f"/v1/{path}", json={**hello, **body})
+        assert answer.status_code == 400, answer.text
+        assert "limit is" in answer.text or "which is the limit" in answer.text
+        if path.startswith(("chat", "completions", "responses")):
+            assert answer.json()["error"]["param"] == param
+    client, _ = narrow.new_client()
+    await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hello"}])
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.art_backend.gateway.test_bad_input import PROTOCOLS
 from art_backend.errors import EngineFailedError
 from art_backend.gateway import retries
 from art_backend.gateway.app import KEEP_ALIVE_S
-from art_backend.gateway.retries import RetryWindow
+from art_backend.gateway.retries import MAX_BYTES, RetryWindow
 
 HELLO = [{"role": "user", "content": "Hello"}]
 RETRY = {"x-stainless-retry-count": "1"}
@@ -282,3 +282,12 @@ def test_the_window_forgets_what_is_old(monkeypatch):
     assert window.find(b"a") == "answer" and window.find(b"b") is None
     monkeypatch.setattr(retries, "WINDOW_S", -1.0)
     assert window.find(b"a") is None
+
+
+def test_remembered_answers_are_bounded_by_the_bytes_of_their_requests():
+    window: RetryWindow[int] = RetryWindow()
+    for i in range(10):
+        window.add(bytes([i]), i, MAX_BYTES // 4)
+    assert window.find(b"\x09") == 9
+    assert window.find(b"\x04") is None
+    assert window._size <= MAX_BYTES
