@@ -120,16 +120,29 @@ def test_the_same_command_goes_on_whatever_it_was_killed_in(tmp_path, tiny_model
     assert len(set(trained)) == len(trained), "no scenario is trained twice"
 
 
-@pytest.mark.parametrize("victim", ["engine", "trainer"])
-async def test_a_process_killed_in_mid_step_costs_nothing(tmp_path, tiny_model_path, read_history, victim):
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("victim", "moment", "number"),
+    [
+        ("engine", "training", signal.SIGKILL),
+        ("trainer", "training", signal.SIGKILL),
+        ("engine", "saved", signal.SIGKILL),
+        ("trainer", "saved", signal.SIGKILL),
+        ("engine", "training", signal.SIGSTOP),
+    ],
+)
+async def test_a_process_that_dies_or_hangs_in_mid_step_costs_nothing(
+    tmp_path, tiny_model_path, read_history, victim, moment, number
+):
     """Calls that were frozen in an engine are asked again by the SDK, and meet a new one; a new trainer is given the same
-    groups."""
+    groups, but not those of a step that was saved."""
     async with art.LocalBackend(path=str(tmp_path / "art")) as backend:
         model = art.TrainableModel(
             name="agent", project="test", base_model=str(tiny_model_path), base_path=str(tmp_path)
         )
         await model.register(backend)
         killed: list[int] = []
+        checkpoints = tmp_path / "art/test/models/agent/checkpoints"
         members = itertools.count()
 
         async def rollout(model, scenario):
@@ -146,11 +159,12 @@ async def test_a_process_killed_in_mid_step_costs_nothing(tmp_path, tiny_model_p
         async def kill():
             while True:
                 processes = {one.name.split()[0]: one for one in (await backend.get_health()).processes}
-                if processes["engine"].state == "paused" and victim in processes:
-                    os.kill(processes[victim].pid, signal.SIGKILL)
+                ready = processes["engine"].state == "paused" and victim in processes
+                if ready and (moment == "training" or (checkpoints / "0001").exists()):
+                    os.kill(processes[victim].pid, number)
                     killed.append(processes[victim].pid)
                     return
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.002)
 
         killer = asyncio.create_task(kill())
         run = await art.train(
@@ -158,6 +172,7 @@ async def test_a_process_killed_in_mid_step_costs_nothing(tmp_path, tiny_model_p
         )
         await killer
         assert run.step == 2
+        assert sorted(path.name for path in checkpoints.glob("[0-9]*")) == ["0001", "0002"], "each step is trained once"
         rows = [row for row in read_history(model) if "train/reward" in row]
         assert [row["train/exception_rate"] for row in rows] == [0.0] * 2
         assert killed[0] not in [one.pid for one in (await backend.get_health()).processes]

@@ -31,7 +31,7 @@ LONGEST_SOCKET_PATH = 100
 
 _POLL_S = 0.1
 _DEATH_GRACE_S = 1.0
-_HEALTH_DEADLINE_S = 2.0
+_HEALTH_DEADLINE_S = 10.0
 
 CPU_ENVIRONMENT = {
     **BRIEF_WAITING,
@@ -110,7 +110,8 @@ class EngineProcess:
         self._child = child
         self._place = place
         """Directory of its socket."""
-        self._watching: asyncio.Task[None] | None = None
+        self._started = False
+        self._watching = asyncio.create_task(child.watch(self._shows_life))
 
     @classmethod
     async def start(cls, settings: EngineSettings, launcher: Launcher = torch_engine) -> "EngineProcess":
@@ -131,13 +132,11 @@ class EngineProcess:
         )
         client = launch.client(f"unix:{place / 'socket'}", api_key)
         engine = cls(settings, child, client, place)
-        ready = False
         try:
             await child.guard(_ready(client, child, settings.start_timeout_s), deadline_s=None, doing="its start-up")
-            ready = True
-            engine._watching = asyncio.create_task(child.watch(engine._answers))
+            engine._started = True
         finally:
-            if not ready:
+            if not engine._started:
                 await engine.stop()
         return engine
 
@@ -193,14 +192,15 @@ class EngineProcess:
 
     async def stop(self) -> None:
         """End the engine and everything it started."""
-        if self._watching is not None:
-            self._watching.cancel()
+        self._watching.cancel()
         await self._child.stop()
         await self.client.close()
         shutil.rmtree(self._place, ignore_errors=True)
 
-    async def _answers(self) -> bool:
-        """Whether it says that it can compute."""
+    async def _shows_life(self) -> bool:
+        """Whether it says that it can compute. While it starts it need not: a cold disk may hold it up for long."""
+        if not self._started:
+            return True
         try:
             await self.client.health()
         except (EngineError, EngineUnreachableError):

@@ -161,6 +161,17 @@ async def test_a_missing_model_is_named(settings, tmp_path):
         await EngineProcess.start(EngineSettings(**{**vars(settings), "model_path": tmp_path / "nowhere"}))
 
 
+async def test_an_engine_that_is_stopped_while_it_starts_is_noticed(settings, launchers):
+    starting = asyncio.ensure_future(EngineProcess.start(settings))
+    async with asyncio.timeout(60):
+        while not (found := [c for c in psutil.Process().children() if str(settings.model_path) in c.cmdline()]):
+            await asyncio.sleep(0.01)
+    found[0].suspend()
+    with pytest.raises(ProcessDiedError, match="computed nothing for 10 s, so it was ended"):
+        await asyncio.wait_for(starting, 60)
+    assert not found[0].is_running()
+
+
 async def test_a_start_without_progress_is_given_up(settings):
     with pytest.raises(DeadlineExceededError, match=r"nothing to its log for 0\.05 s"):
         await EngineProcess.start(EngineSettings(**{**vars(settings), "start_timeout_s": 0.05}))
