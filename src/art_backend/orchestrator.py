@@ -96,7 +96,7 @@ class StepRunner:
         """
         async with self._device:
             step = self._policy.checkpoints.latest_step() + 1
-            if self._policy.step != step - 1:
+            if step - 1 > self._policy.step:
                 raise EngineFailedError(
                     f"Step {step - 1} of {self._policy.name!r} is trained and saved, but not served: the engine's log says why. "
                     "Restart the service to serve it, then train on."
@@ -185,15 +185,19 @@ class StepRunner:
             _log.exception("The trainer was lost while it left the device; it is started again when needed.")
 
     async def _suspend(self) -> None:
-        process = await self._host.running()
         try:
+            process = await self._host.running()
             await process.guard(self._policy.drain(), deadline_s=None, doing="finishing completions")
             await self._call(process.client.pause("keep"), "pausing")
             if not self._dedicated:
                 await self._call(process.client.sleep(1), "going to sleep")
                 self._asleep = ["weights", "kv_cache"]
         except _ENGINE_LOST:
-            _log.exception("The engine was lost while it was paused for training; it is started again when needed.")
+            _log.exception("The engine was lost while it was paused; it is started again when needed.")
+        except EngineFailedError:
+            if not self._dedicated:
+                raise
+            _log.exception("The engine could not be started to be paused; publishing tries again.")  # the step is saved
 
     async def _restore(self) -> None:
         """Let the engine go on as before the step."""

@@ -212,6 +212,30 @@ async def test_a_step_that_no_engine_serves_is_not_trained_again():
     assert "train(2)" not in world.calls
 
 
+async def test_on_devices_of_its_own_a_trainer_s_step_waits_for_an_engine_that_starts_at_the_second_attempt():
+    world = World(dedicated=True)
+    start, failures = world.engines._start, [ProcessDiedError("it ended at once")]
+
+    async def start_later(settings):
+        if not world.engines.process.alive and failures:
+            raise failures.pop()
+        return await start(settings)
+
+    world.host._start = start_later
+    world.trainer.while_training = world.engines.kill
+    await world.host.running()
+    result = await world.step()
+    assert (result.step, world.policy.step, failures) == (1, 1, [])
+    assert "p/m@1" in world.engines.engine.served
+
+
+async def test_a_checkpoint_that_was_moved_away_is_made_again():
+    world = World()
+    await world.step()
+    world.checkpoints.saved.clear()
+    assert (await world.step()).step == 1
+
+
 @pytest.mark.parametrize("phase", ["train", "rest"])
 async def test_a_trainer_killed_after_it_has_saved_costs_no_step(phase):
     world = World()
