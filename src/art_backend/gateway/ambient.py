@@ -34,9 +34,13 @@ class AmbientRollouts:
     def __init__(self, captures: CaptureStore) -> None:
         self._captures = captures
         self._recent: dict[tuple[str, str], deque[_Ambient]] = {}
+        self._deletions = captures.deletions
 
     def find(self, model: ServedModel, step: int | None, source: Source) -> tuple[str, Tree]:
         """The rollout, and its tree, that knows most of what is said; the newest if none knows any of it."""
+        if self._deletions != self._captures.deletions:
+            self._deletions = self._captures.deletions
+            self._recent.clear()
         recent = self._recent.get((model.project, model.name))
         if recent is None:
             recent = self._recent[model.project, model.name] = self._restore(model)

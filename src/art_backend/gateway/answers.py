@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +33,8 @@ class Call:
     """Of all that makes two requests the same: the caller, the path and the body."""
     retry: bool = False
     """Whether the client says that it sent this before."""
+    idempotency_key: bytes = b""
+    """Digest of the caller and the key that it gave this request; empty if it gave none."""
     include_usage: bool = False
     """Whether a stream ends with a count of tokens."""
     echo: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -119,6 +121,11 @@ class Answer:
         """Of the turns that the choices will be."""
         self.parts: list[list[Part]] = [[] for _ in range(call.choices)]
         self._readers = 0
+        self._given_up = False
+        self.delivered = False
+        """Whether a reader had all of it."""
+        self.on_lost: Callable[[Answer], None] | None = None
+        """Called when its last reader left without all of it."""
         self.work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """What makes the answer; ended with it, or with the error that it came to."""
         self._news = asyncio.Event()
@@ -130,6 +137,11 @@ class Answer:
     @property
     def finished(self) -> bool:
         return bool(self.completed)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it will not come about."""
+        return self._given_up or (self.work.done() and not self.finished)
 
     def publish(self, choice: int, part: Part) -> None:
         self.parts[choice].append(part)
@@ -144,8 +156,11 @@ class Answer:
         finally:
             self._readers -= 1
             if not self._readers:
-                if not self.work.done():
+                if not self.finished:
                     self.work.cancel()
+                    self._given_up = True
+                elif not self.delivered and self.on_lost is not None:
+                    self.on_lost(self)
                 self.parts = [[] for _ in self.parts]
 
     async def wait(self) -> list[Completed]:

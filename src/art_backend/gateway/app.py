@@ -86,6 +86,8 @@ def build_gateway(
                 call.size = len(raw)
                 call.digest = _digest(surface, identity, raw)
                 call.retry = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+                if key := request.headers.get("idempotency-key"):
+                    call.idempotency_key = _digest(surface, identity, b"idempotency-key " + key.encode())
                 taken = taker.take(identity, call)
             except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
                 return ErrorResponse(surface, tell(error))

@@ -1,32 +1,30 @@
 """Messages to token ids and back, for one model.
 
 What was sampled is never rendered again. The next prompt of a conversation is *bridged*: the exact ids served so far, plus
-the ids of the messages that are new. ``renderers`` does this for the families that it knows. For any other chat template
-the difference of two renderings of a stand-in conversation gives the new ids, if it provably can:
-
-1. Render ``[user, assistant]`` and ``[user, assistant, *new messages]``. The first must be a prefix of the second, up to the
-   token that closes the assistant's turn.
-2. That token is one of the tokenizer's added tokens: text is cut there before it is tokenised, so the ids that follow do not
-   depend on what stands before. If the model sampled the closing token it is not repeated; if it did not (a completion cut
-   short), it is part of the new ids, as observed.
-
-Where one of these does not hold, ``bridge`` returns ``None`` and the conversation forks into another row.
+the ids of the messages that are new. ``renderers`` does this for the families that it knows (see ``families``), the difference
+of two renderings for other chat templates (see ``bridging``). Where neither can prove it, ``bridge`` returns ``None`` and the
+conversation forks into another row.
 """
 
+import inspect
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from renderers import create_renderer
-from renderers.base import MODEL_RENDERER_MAP, Renderer
+from renderers.base import Renderer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from art_backend.errors import BadRequestError, ModelNotAvailableError
+from art_backend.gateway.bridging import SPOKEN, Difference
 from art_backend.gateway.detokenize import Detokenizer, TextStream
+from art_backend.gateway.families import Family, find_family
 from art_backend.gateway.message_stream import KnownMessageStream, TextMessageStream, parse_known
 from art_backend.gateway.parse import CALL, END_CALL, THINK, ParsedMessage, TextParser
+from art_backend.gateway.setting import Setting
 from art_backend.gateway.tool_prompt import spell_out_tools
 
 Message = dict[str, Any]
@@ -35,51 +33,48 @@ Message = dict[str, Any]
 
 Tools = Sequence[dict[str, Any]]
 
-_STAND_INS = 256
-"""Renderings of the stand-in conversation that are kept, one for each list of tools."""
-
-_SPOKEN = "stand-in"
-_STAND_IN = [{"role": "user", "content": "q"}, {"role": "assistant", "content": _SPOKEN}]
-
 
 class ChatRenderer:
     """Renders, bridges and parses for one tokenizer.
 
     Args:
         tokenizer: A fast tokenizer with a chat template.
-        renderer: A hand-written renderer for this model family, if there is one.
+        family: Has hand-written renderers for this model, if there are any.
         stop_token_ids: Further ids that end a completion.
     """
 
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerFast,
-        renderer: Renderer | None = None,
+        family: Family | None = None,
         stop_token_ids: Sequence[int] = (),
     ) -> None:
         self._tokenizer = tokenizer
-        self._renderer = renderer
+        self._family = family
+        renderer = family and family.plain
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
         self.detokenizer = Detokenizer(tokenizer)
-        self._stand_ins: dict[str, str] = {}
         template = tokenizer.chat_template or ""
-        self._shows_tools = renderer is not None or "tools" in str(template)
-        self._close = None if renderer or not template else self._find_close()
-        ids = renderer.get_stop_token_ids() if renderer else [tokenizer.eos_token_id, self._close]
+        self._template_text = str(template)
+        self._shows_tools = renderer is not None or "tools" in self._template_text
+        self.varies = re.search(r"\b(strftime_now|random|lipsum)\b", self._template_text) is not None
+        """Whether the same messages may be written in another way at another time."""
+        self._difference: Difference | None = None
+        if renderer is None and template:
+            self._difference = Difference.find(self._template, tokenizer.added_tokens_decoder, varies=self.varies)
+        close = self._difference and self._difference.close
+        ids = renderer.get_stop_token_ids() if renderer else [tokenizer.eos_token_id, close]
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in [*ids, *stop_token_ids] if i is not None))
 
     @classmethod
     def load(cls, path: Path, name: str | None = None) -> "ChatRenderer":
-        """Load the tokenizer in ``path``; ``name`` is the model's hub id, by which its family is known."""
+        """Load the tokenizer in ``path``; ``name`` is the model's hub id."""
         tokenizer = AutoTokenizer.from_pretrained(path)
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ModelNotAvailableError(f"The model in {path} has no tokenizer.json, which ART needs to read its ids.")
-        known = name is not None and name in MODEL_RENDERER_MAP
-        if known:
-            tokenizer.name_or_path = name
-        return cls(tokenizer, create_renderer(tokenizer) if known else None, _generation_stops(path))
+        return cls(tokenizer, find_family(tokenizer, name), _generation_stops(path))
 
     @property
     def vocabulary_size(self) -> int:
@@ -90,42 +85,45 @@ class ChatRenderer:
         """Characters of the longest token: a text of n characters has at least n / longest_token ids."""
         return max(len(token) for token in self._tokenizer.get_vocab())
 
-    def render(self, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
+    def render(
+        self, messages: Sequence[Message], tools: Tools | None = None, setting: Setting | None = None
+    ) -> list[int]:
         """Return the ids of a whole prompt, up to where the assistant begins to speak.
 
         Raises:
-            BadRequestError: The model's chat template refuses the messages.
+            BadRequestError: The model's chat template refuses the messages, or has no use for an argument of the setting.
         """
-        try:
-            if self._renderer:
+        setting = setting or Setting()
+        self._check_arguments(setting)
+        with _refusals():
+            if renderer := self._hand_written(setting):
                 ready = _with_objects(messages)
-                return list(self._renderer.render_ids(ready, tools=_list(tools), add_generation_prompt=True))  # pyright: ignore[reportArgumentType]
-            return self.encode(self._template(messages, tools, generation_prompt=True))
-        except Exception as error:  # templates raise whatever their authors liked
-            raise BadRequestError(
-                f"The model's chat template refuses these messages: {error}", param="messages"
-            ) from error
+                return list(renderer.render_ids(ready, tools=_list(tools), add_generation_prompt=True))  # pyright: ignore[reportArgumentType]
+            return self.encode(self._template(messages, tools, setting, generation_prompt=True))
 
-    def spell(self, messages: Sequence[Message], answer: Message, tools: Tools | None = None) -> list[int]:
+    def spell(
+        self,
+        messages: Sequence[Message],
+        answer: Message,
+        tools: Tools | None = None,
+        setting: Setting | None = None,
+    ) -> list[int]:
         """Return the ids that the model would have sampled to say ``answer`` after ``messages``, its end of turn included.
 
         Raises:
             BadRequestError: The template refuses the messages, or does not write this answer where it asks for one.
         """
-        prompt = self.render(messages, tools)
-        try:
-            if self._renderer:
+        setting = setting or Setting()
+        prompt = self.render(messages, tools, setting)
+        with _refusals():
+            if renderer := self._hand_written(setting):
                 ready = _with_objects([*messages, answer])
-                whole = list(self._renderer.render_ids(ready, tools=_list(tools)))  # pyright: ignore[reportArgumentType]
+                whole = list(renderer.render_ids(ready, tools=_list(tools)))  # pyright: ignore[reportArgumentType]
                 said = whole[len(prompt) :] if whole[: len(prompt)] == prompt else []
             else:
-                before = self._template(messages, tools, generation_prompt=True)
-                text = self._template([*messages, answer], tools, generation_prompt=False)
+                before = self._template(messages, tools, setting, generation_prompt=True)
+                text = self._template([*messages, answer], tools, setting, generation_prompt=False)
                 said = self.encode(text[len(before) :]) if text.startswith(before) else []
-        except Exception as error:  # templates raise whatever their authors liked
-            raise BadRequestError(
-                f"The model's chat template refuses these messages: {error}", param="messages"
-            ) from error
         if not said:
             raise BadRequestError(
                 "The model's chat template writes this answer of the assistant otherwise than it asks for one, so its tokens"
@@ -141,47 +139,59 @@ class ChatRenderer:
         Raises:
             BadRequestError: The model's chat template refuses the messages.
         """
-        try:
-            if self._renderer:
-                return list(self._renderer.render_ids(_with_objects(messages), tools=_list(tools)))  # pyright: ignore[reportArgumentType]
-            return self.encode(self._template(messages, tools, generation_prompt=False))
-        except Exception as error:  # templates raise whatever their authors liked
-            raise BadRequestError(
-                f"The model's chat template refuses these messages: {error}", param="messages"
-            ) from error
+        setting = Setting()
+        with _refusals():
+            if renderer := self._hand_written(setting):
+                return list(renderer.render_ids(_with_objects(messages), tools=_list(tools)))  # pyright: ignore[reportArgumentType]
+            return self.encode(self._template(messages, tools, setting, generation_prompt=False))
 
     def bridge(
-        self, prompt: Sequence[int], completion: Sequence[int], new_messages: Sequence[Message], tools: Tools | None
+        self,
+        prompt: Sequence[int],
+        completion: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Tools | None,
+        setting: Setting | None = None,
+        before: Sequence[Message] = (),
     ) -> list[int] | None:
-        """Return the ids that follow ``prompt`` and its ``completion`` in the next prompt; ``None`` if it cannot be proven."""
+        """Return the ids that follow ``prompt`` and its ``completion`` in the next prompt; ``None`` if it cannot be proven.
+
+        Args:
+            before: The messages that the prompt and its completion are; templates that number messages need them.
+        """
         if not completion or not new_messages:
             return None
-        if self._renderer:
-            return self._bridge_known(self._renderer, list(prompt), list(completion), new_messages, tools)
-        if self._close is None:
+        setting = setting or Setting()
+        if renderer := self._hand_written(setting):
+            return self._bridge_known(renderer, list(prompt), list(completion), new_messages, tools)
+        if self._difference is None:
             return None
-        try:
-            before = self._before(tools)
-            after = self._template([*_STAND_IN, *new_messages], tools, generation_prompt=True)
-        except Exception:  # noqa: BLE001  a template may refuse the stand-in and accept the real messages
+        text = self._difference.after(new_messages, tools, setting, before)
+        if text is None:
             return None
-        spoken = before.rindex(_SPOKEN) + len(_SPOKEN)
-        close = self._tokenizer.added_tokens_decoder[self._close].content
-        if not after.startswith(before) or not after.startswith(close, spoken):
+        extension, close = self.encode(text), self._difference.close
+        if extension[:1] != [close]:
             return None
-        extension = self.encode(after[spoken:])
-        if extension[:1] != [self._close]:
-            return None
-        return extension[1:] if completion[-1] == self._close else extension
+        return extension[1:] if completion[-1] == close else extension
 
-    def _before(self, tools: Tools | None) -> str:
-        """The stand-in conversation as a template writes it with ``tools``; always the same while those are."""
-        key = json.dumps(tools) if tools else ""
-        if key not in self._stand_ins:
-            if len(self._stand_ins) >= _STAND_INS:
-                self._stand_ins.pop(next(iter(self._stand_ins)))
-            self._stand_ins[key] = self._template(_STAND_IN, tools, generation_prompt=False)
-        return self._stand_ins[key]
+    def _hand_written(self, setting: Setting) -> Renderer | None:
+        """The renderer of this model's family for a setting."""
+        return self._family and self._family.renderer_of(setting)
+
+    def _check_arguments(self, setting: Setting) -> None:
+        """Raise BadRequestError for an argument that would have no effect, or that is not the caller's to give."""
+        for name in setting.arguments:
+            if self._family is not None:
+                known = name in self._family.argument_names
+            else:
+                known = name not in _RESERVED and re.search(rf"\b{re.escape(name)}\b", self._template_text)
+            if not known:
+                where = f"chat_template_kwargs.{name}"
+                raise BadRequestError(f"{where}: this model's chat template has no such argument.", param=where)
+        try:
+            self._hand_written(setting)
+        except ValueError as error:
+            raise BadRequestError(f"chat_template_kwargs: {error}", param="chat_template_kwargs") from error
 
     def _bridge_known(
         self,
@@ -200,10 +210,16 @@ class ChatRenderer:
         # a bridge may drop ids after the turn's end; those were served, so they cannot be dropped here
         return ids[served:] if ids[:served] == prompt + completion else None
 
-    def parse(self, completion: Sequence[int], prompt: Sequence[int], tools: Tools | None = None) -> ParsedMessage:
+    def parse(
+        self,
+        completion: Sequence[int],
+        prompt: Sequence[int],
+        tools: Tools | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> ParsedMessage:
         """Split a completion into what was said, thought and called. Malformed calls stay in the text."""
-        if self._renderer:
-            return parse_known(self._renderer, list(completion), list(prompt), tools)
+        if self._family:
+            return parse_known(self._family.renderer(arguments or {}), list(completion), list(prompt), tools)
         parser = self._parser(prompt, tools)
         message = parser.feed(self.detokenizer.decode(completion))
         message.extend(parser.finish())
@@ -214,12 +230,16 @@ class ChatRenderer:
         return TextMessageStream(TextStream(self.detokenizer), TextParser(calls=False, plain=True), stops)
 
     def stream(
-        self, prompt: Sequence[int], tools: Tools | None = None, stops: Sequence[str] = ()
+        self,
+        prompt: Sequence[int],
+        tools: Tools | None = None,
+        stops: Sequence[str] = (),
+        arguments: Mapping[str, Any] | None = None,
     ) -> TextMessageStream | KnownMessageStream:
         """Parse a completion of ``prompt`` while it is sampled; ``stops`` are strings that end it."""
         text = TextStream(self.detokenizer)
-        if self._renderer:
-            return KnownMessageStream(self._renderer, list(prompt), tools, text, stops)
+        if self._family:
+            return KnownMessageStream(self._family.renderer(arguments or {}), list(prompt), tools, text, stops)
         return TextMessageStream(text, self._parser(prompt, tools), stops)
 
     def _parser(self, prompt: Sequence[int], tools: Tools | None) -> TextParser:
@@ -248,7 +268,7 @@ class ChatRenderer:
     @cached_property
     def speaks_plainly(self) -> bool:
         """Whether this model's words are the completion's text as it stands."""
-        return self.parse(self.encode(_SPOKEN), ()).content == _SPOKEN
+        return self.parse(self.encode(SPOKEN), ()).content == SPOKEN
 
     def encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
@@ -257,31 +277,38 @@ class ChatRenderer:
         """Ids of plain text, with what the tokenizer puts at the beginning of every text."""
         return self._backend.encode(text, add_special_tokens=beginning).ids
 
-    def _find_close(self) -> int | None:
-        """The added token that the template writes right after an assistant's words."""
-        try:
-            text = self._template(_STAND_IN, None, generation_prompt=False)
-        except Exception:  # noqa: BLE001  such a template is rendered as a whole each time
-            return None
-        tail = text[text.rindex(_SPOKEN) + len(_SPOKEN) :]
-        for token_id, token in self._tokenizer.added_tokens_decoder.items():
-            if token.content and tail.startswith(token.content) and not token.lstrip:
-                return token_id
-        return None
-
-    def _template(self, messages: Sequence[Message], tools: Tools | None, *, generation_prompt: bool) -> str:
+    def _template(
+        self, messages: Sequence[Message], tools: Tools | None, setting: Setting, *, generation_prompt: bool
+    ) -> str:
         ready, shown = _with_objects(messages), _list(tools)
         if not self._shows_tools:
             ready, shown = spell_out_tools(ready, tools), None
-        text = self._tokenizer.apply_chat_template(
-            ready,
-            tools=shown,  # pyright: ignore[reportArgumentType]
-            tokenize=False,
-            add_generation_prompt=generation_prompt,
-        )
+        with setting.seeded() if self.varies else nullcontext():
+            text = self._tokenizer.apply_chat_template(
+                ready,
+                tools=shown,  # pyright: ignore[reportArgumentType]
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **{"strftime_now": setting.strftime_now, **setting.arguments},
+            )
         if not isinstance(text, str):
             raise TypeError(f"the chat template gave {type(text).__name__}")
         return text
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Templates raise whatever their authors liked; to the caller it is a 400."""
+    try:
+        yield
+    except Exception as error:
+        raise BadRequestError(f"The model's chat template refuses these messages: {error}", param="messages") from error
+
+
+_RESERVED = {
+    *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters, "messages", "raise_exception", "strftime_now",
+} - {"documents"}  # fmt: skip
+"""Names that are not the caller's to give."""
 
 
 def _with_objects(messages: Sequence[Message]) -> list[Message]:

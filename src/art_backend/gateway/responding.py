@@ -95,8 +95,17 @@ class AnswerResponse(Response):
         if not started:
             headers = [*_JSON_HEADERS, (b"content-length", str(len(body)).encode())]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await self._send_last(body, gone, send)
         return None
+
+    async def _send_last(self, body: bytes, gone: "asyncio.Future[None]", send: Send) -> None:
+        """Send the end of the answer, which has arrived if the connection stands until it is handed over."""
+        for _ in range(_ROUNDS_TO_NOTICE):
+            await asyncio.sleep(0)
+        if gone.done():
+            return
+        await send({"type": "http.response.body", "body": body})
+        self._answer.delivered = True
 
     async def _send_events(self, gone: "asyncio.Future[None]", send: Send) -> Exception | None:
         """Send the events; return the error that came before the first byte."""
@@ -116,7 +125,10 @@ class AnswerResponse(Response):
                 if not started:
                     started = True
                     await send({"type": "http.response.start", "status": 200, "headers": _EVENT_HEADERS})
-                await send({"type": "http.response.body", "body": body, "more_body": not ended})
+                if ended and error is None:
+                    await self._send_last(body, gone, send)
+                else:
+                    await send({"type": "http.response.body", "body": body, "more_body": not ended})
             return None
         finally:
             making.cancel()
@@ -145,6 +157,9 @@ class AnswerResponse(Response):
             return body, True, error
         return body, True, None
 
+
+_ROUNDS_TO_NOTICE = 3
+"""Rounds of the event loop from the end of a connection to where it is known. After an answer's end nobody can tell any more."""
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _EVENT_HEADERS = [

@@ -1,14 +1,18 @@
-"""Which earlier request a retry repeats.
+"""Answers that a repeated request gets instead of a new one, so that no turn is left that no agent ever saw.
 
-A client whose connection broke sends the same body again and says so in a header. The answer that it missed was sampled and
-stored already; sampling again would leave a turn in the tree that no agent ever saw. The header is evidence, not proof: a
-request that we refused ourselves is also retried, and then there is nothing to repeat.
+There are two kinds of evidence that a request was sent before:
+
+- A retry header. It says so, but not which request it repeats: several agents may have sent the same. So a retry gets an answer that
+  was made and could not be delivered, each of those once, and a new one if there is none.
+- An idempotency key. It names the request, so whoever sends the same body with it gets its answer, as often as it asks.
 """
 
 import time
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from art_backend.errors import ConflictError
 
 A = TypeVar("A")
 
@@ -22,60 +26,71 @@ MAX_BYTES = 256 * 2**20
 
 
 @dataclass(slots=True)
-class _Seen(Generic[A]):
+class _Kept(Generic[A]):
     at: float
-    size: int = 0
-    answers: deque[A] = field(default_factory=deque[A])
-    refused: int = 0
+    size: int
+    digest: bytes
+    answer: A
 
 
 class RetryWindow(Generic[A]):
-    """Remembers answers, finished or still growing, by the digest of their request."""
+    """Remembers answers by digests of their requests' bodies, which are ``size`` bytes, and of their idempotency keys."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[bytes, _Seen[A]] = OrderedDict()
+        self._kept: OrderedDict[bytes, deque[_Kept[A]]] = OrderedDict()
         self._size = 0
 
-    def find(self, digest: bytes) -> A | None:
-        """The answer that a retry of this request missed; ``None`` if it is the retry of a refused one, or unknown."""
+    def lose(self, digest: bytes, size: int, answer: A) -> None:
+        """Keep an answer that could not be delivered."""
+        self._keep(digest, _Kept(time.monotonic(), size, digest, answer))
+
+    def find_lost(self, digest: bytes) -> A | None:
+        """Give out an answer to this request that could not be delivered; nobody else gets it."""
         self._forget()
-        seen = self._seen.get(digest)
-        if seen is None:
+        if digest not in self._kept:
             return None
-        if seen.refused:
-            seen.refused -= 1
-            return None
-        return seen.answers[-1] if seen.answers else None
+        answers = self._kept[digest]
+        found = answers.popleft()
+        self._size -= found.size
+        if not answers:
+            del self._kept[digest]
+        return found.answer
 
-    def add(self, digest: bytes, answer: A, size: int = 0) -> None:
-        """Remember an answer; its request had ``size`` bytes."""
+    def name(self, key: bytes, digest: bytes, size: int, answer: A) -> None:
+        """Keep an answer, finished or still growing, under its idempotency key."""
+        self._drop(key)
+        self._keep(key, _Kept(time.monotonic(), size, digest, answer))
+
+    def find_named(self, key: bytes, digest: bytes) -> A | None:
+        """The answer under an idempotency key, whatever became of it.
+
+        Raises:
+            ConflictError: The key came with another body.
+        """
         self._forget()
-        seen = self._touch(digest)
-        seen.answers.append(answer)
-        seen.size += size
-        self._size += size
+        if key not in self._kept:
+            return None
+        (named,) = self._kept[key]
+        if named.digest != digest:
+            raise ConflictError(
+                f"Idempotency-Key: this key was used with another request within the last {WINDOW_S / 60:.0f} minutes. Use a new"
+                " key for each request, and the same key only to repeat one."
+            )
+        return named.answer
 
-    def remove(self, digest: bytes, answer: A) -> None:
-        """Forget an answer that did not come about."""
-        seen = self._seen.get(digest)
-        if seen is not None and answer in seen.answers:
-            seen.answers.remove(answer)
+    def _keep(self, key: bytes, kept: _Kept[A]) -> None:
+        self._kept.setdefault(key, deque()).append(kept)
+        self._kept.move_to_end(key)
+        self._size += kept.size
+        self._forget()
 
-    def refuse(self, digest: bytes) -> None:
-        """Note that this request was answered with an error that invites a retry."""
-        self._touch(digest).refused += 1
-
-    def _touch(self, digest: bytes) -> _Seen[A]:
-        seen = self._seen.setdefault(digest, _Seen(0.0))
-        seen.at = time.monotonic()
-        self._seen.move_to_end(digest)
-        return seen
+    def _drop(self, key: bytes) -> None:
+        self._size -= sum(kept.size for kept in self._kept.pop(key, ()))
 
     def _forget(self) -> None:
         oldest_kept = time.monotonic() - WINDOW_S
-        while self._seen:
-            digest, seen = next(iter(self._seen.items()))
-            if len(self._seen) <= MAX_REQUESTS and self._size <= MAX_BYTES and seen.at >= oldest_kept:
+        while self._kept:
+            key, answers = next(iter(self._kept.items()))
+            if len(self._kept) <= MAX_REQUESTS and self._size <= MAX_BYTES and answers[-1].at >= oldest_kept:
                 return
-            del self._seen[digest]
-            self._size -= seen.size
+            self._drop(key)

@@ -11,8 +11,9 @@ from art_backend.errors import BadRequestError
 from art_backend.gateway.form import Form
 from art_backend.gateway.message_stream import KnownMessageStream, TextMessageStream
 from art_backend.gateway.parse import ParsedMessage
+from art_backend.gateway.plain_text import PlainText
 from art_backend.gateway.render import ChatRenderer, Message
-from art_backend.gateway.tree import Digest, PlainText, Prompt, Tree
+from art_backend.gateway.tree import Digest, Prompt, Tree
 from art_backend.inference.contract import Structure
 
 _EACH = 20
@@ -74,6 +75,8 @@ class Conversation:
     tools: list[dict[str, Any]] | None = None
     form: Form = field(default_factory=Form)
     """What the completion must look like. Where no calls are wanted, what looks like one is text."""
+    template_arguments: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The request's ``chat_template_kwargs``."""
 
     def size(self) -> int:
         calls = [call["function"] for message in self.messages for call in message.get("tool_calls") or ()]
@@ -90,16 +93,21 @@ class Conversation:
         return max(len(self.messages), content // renderer.longest_token)
 
     def depth(self, tree: Tree) -> int:
-        return tree.known_messages(self.messages, self.tools)
+        return tree.known_messages(self.messages, self.tools, self.template_arguments)
 
     def place(self, tree: Tree, renderer: ChatRenderer) -> Prompt:
-        return tree.place(self.messages, self.tools, renderer)
+        return tree.place(self.messages, self.tools, renderer, self.template_arguments)
 
     def parse(self, renderer: ChatRenderer, completion: Sequence[int], prompt: Sequence[int]) -> ParsedMessage:
-        return renderer.parse(completion, prompt, self.tools if self.form.parse_calls else None)
+        return renderer.parse(completion, prompt, self._offered, self.template_arguments)
 
     def stream(self, renderer: ChatRenderer, prompt: Sequence[int], stops: Sequence[str]) -> MessageStream:
-        return renderer.stream(prompt, self.tools if self.form.parse_calls else None, stops)
+        return renderer.stream(prompt, self._offered, stops, self.template_arguments)
+
+    @property
+    def _offered(self) -> list[dict[str, Any]] | None:
+        """The tools whose calls are read as calls."""
+        return self.tools if self.form.parse_calls else None
 
     def structure(self, renderer: ChatRenderer, prompt: Sequence[int]) -> Structure | None:
         return self.form.structure(renderer, prompt, self.tools)

@@ -10,22 +10,30 @@ model sampled from it. Invariants, all enforced in ``Tree.commit``:
 A prompt that extends its parent turn keeps all ids before it. Where that is not possible (the template rewrites what came
 before) the prompt is rendered afresh and keeps only the ids that are the same from the beginning: the tree forks there.
 
-Messages are matched by *content*: a chain of digests over everything that came before, tools included, names a place in a
-conversation. Reasoning does not count, nor do the arguments of calls whose ids are known, nor words beside such calls that
-an agent dropped: frameworks rewrite those. Ids are matched by being on the path. Two turns with the same words are two
-turns; a conversation that goes on from those words extends the later one, and its ids are exact either way.
+Messages are matched by *content*: a chain of digests over everything that came before, tools and template arguments included,
+names a place in a conversation. Frameworks rewrite what they got, so a message may be a turn although it differs from it; but
+only where that is proven (see ``Tree._recognise``):
+
+- Its calls have ids that were issued here. Then words and reasoning may be missing and arguments may be spelled in another way.
+- It comes without the turn's reasoning, in a tree that one agent has to itself or after a call that was issued here.
+
+Whatever says something else than the turn did is another message, and is fed as it stands. Two turns with the same content are
+two turns; a conversation that goes on from it extends the later one, and its ids are exact either way.
 """
 
 import hashlib
 import secrets
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from art_backend.gateway.likeness import says_nothing_else, thinks_nothing_else, without_reasoning
+from art_backend.gateway.plain_text import PlainText
 from art_backend.gateway.render import ChatRenderer, Message, Tools
+from art_backend.gateway.setting import Setting
 
 Digest = bytes
 
@@ -46,6 +54,8 @@ class Prompt:
     """The messages since the parent's turn."""
     tools: list[dict[str, Any]] | None = None
     """Where the conversation begins: the tools that it began with."""
+    setting: Setting | None = None
+    """Where the conversation begins: what it is rendered with."""
 
     @property
     def length(self) -> int:
@@ -105,6 +115,13 @@ class Turn:
     def path_ids(self) -> "array[int]":
         return self.prompt.path_ids() + self.ids
 
+    def setting(self) -> Setting:
+        """What this conversation is rendered with."""
+        prompt = self.prompt
+        while prompt.parent is not None:
+            prompt = prompt.parent.prompt
+        return prompt.setting or Setting()
+
     def path_messages(self) -> list[Message]:
         """The conversation up to here, this turn's message included."""
         pieces: list[list[Message]] = []
@@ -142,43 +159,12 @@ class Sampled:
     """Place after it, where that is not told by the message."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlainText:
-    """A prompt that was written as a whole: text, or ids."""
-
-    kind: bytes
-    content: bytes
-    """UTF-8, or the ids as 32-bit integers."""
-    tokenise: Callable[[str, bool], list[int]]
-    """Text to ids; the second argument tells whether it is the beginning."""
-
-    @property
-    def is_ids(self) -> bool:
-        return self.kind == b"ids"
-
-    @property
-    def shown(self) -> Any:
-        return self.shown_from(0)
-
-    def shown_from(self, start: int) -> Any:
-        """What is kept of it to be looked at."""
-        return array("i", self.content[start:]).tolist() if self.is_ids else self.content[start:].decode()
-
-    def encode(self, start: int) -> list[int]:
-        """Ids of the content from byte ``start`` on."""
-        shown = self.shown_from(start)
-        return shown if self.is_ids else self.tokenise(shown, start == 0)
-
-    def extended(self, ids: Sequence[int], text: str) -> tuple[Digest, int]:
-        """The place after a completion, and the bytes up to there."""
-        content = self.content + (array("i", ids).tobytes() if self.is_ids else text.encode())
-        return hashlib.blake2b(self.kind + content, digest_size=16).digest(), len(content)
-
-
 @dataclass(eq=False)
 class Tree:
     """All prompts and turns of one rollout."""
 
+    shared: bool = False
+    """Whether the conversations in it are several agents', of which none must be shown what another's model thought."""
     turns: dict[str, Turn] = field(default_factory=dict[str, Turn])
     prompts: dict[str, Prompt] = field(default_factory=dict[str, Prompt])
     size: int = 0
@@ -187,30 +173,46 @@ class Tree:
     _ends: dict[Digest, Turn] = field(default_factory=dict[Digest, Turn])
     _calls: dict[Digest, Turn] = field(default_factory=dict[Digest, Turn])
     """Turns by the place before them and the ids of their calls."""
+    _words: dict[Digest, Turn] = field(default_factory=dict[Digest, Turn])
+    """First turns by the place before them and what they said, reasoning left out."""
     _text_ends: set[int] = field(default_factory=set[int])
     """Bytes after which turns of prompts without messages end."""
 
-    def place(self, messages: Sequence[Message], tools: Tools | None, renderer: ChatRenderer) -> Prompt:
+    def place(
+        self,
+        messages: Sequence[Message],
+        tools: Tools | None,
+        renderer: ChatRenderer,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> Prompt:
         """Find or make the prompt of ``messages``. A new one joins the tree with its first turn.
 
         The longest known beginning of the conversation is extended; where that is not possible the tree forks.
 
+        Args:
+            arguments: Of the chat template; a conversation with others is another conversation.
+
         Raises:
             BadRequestError: The chat template refuses the messages.
         """
-        chain = self.walk(messages, tools)
-        if known := self._by_place.get(chain[-1]):
+        chain = self.walk(messages, tools, arguments)
+        known = self._by_place.get(chain[-1])
+        if known is not None and (known.parent is not None or not renderer.varies):
             return known
-        known_messages = self._known(chain)
-        turn = self._ends[chain[known_messages]] if known_messages else None
-        added = list(messages[known_messages:])
-        if turn is None:
-            ids = array("i", renderer.render(messages, tools))
-            return Prompt(new_id("p"), None, 0, ids, chain[-1], added, list(tools) if tools else None)
-        extension = renderer.bridge(turn.prompt.path_ids(), turn.ids, added, tools)
+        at = self._known(chain)
+        added = list(messages[at:])
+        if not at:
+            setting = Setting(dict(arguments or {}))
+            ids = array("i", renderer.render(messages, tools, setting))
+            if known is not None and known.ids == ids:
+                return known
+            return Prompt(new_id("p"), None, 0, ids, chain[-1], added, list(tools) if tools else None, setting)
+        turn = self._ends[chain[at]]
+        setting = turn.setting()
+        extension = renderer.bridge(turn.prompt.path_ids(), turn.ids, added, tools, setting, messages[:at])
         if extension is not None:
             return Prompt(new_id("p"), turn, turn.length, array("i", extension), chain[-1], added)
-        ids = array("i", renderer.render(messages, tools))
+        ids = array("i", renderer.render(messages, tools, setting))
         keep = common_prefix(turn.path_ids(), ids)
         return Prompt(new_id("p"), turn, keep, ids[keep:], chain[-1], added)
 
@@ -253,9 +255,11 @@ class Tree:
         state.update(text.content[done:])
         return ends, state.digest()
 
-    def known_messages(self, messages: Sequence[Message], tools: Tools | None) -> int:
+    def known_messages(
+        self, messages: Sequence[Message], tools: Tools | None, arguments: Mapping[str, Any] | None = None
+    ) -> int:
         """How many messages there are up to the last that is known to have been sampled here; 0 if none was."""
-        return self._known(self.walk(messages, tools))
+        return self._known(self.walk(messages, tools, arguments))
 
     def commit(
         self,
@@ -311,27 +315,46 @@ class Tree:
             self._text_ends.add(turn.message["end"])
         if turn.message.get("tool_calls"):
             self._calls[_calls_digest(prompt.digest, turn.message)] = turn
+        elif "reasoning_content" in turn.message:
+            self._words.setdefault(extend_digest(prompt.digest, without_reasoning(turn.message)), turn)
 
-    def walk(self, messages: Sequence[Message], tools: Tools | None) -> list[Digest]:
+    def walk(
+        self, messages: Sequence[Message], tools: Tools | None, arguments: Mapping[str, Any] | None = None
+    ) -> list[Digest]:
         """Digests of the conversation before its first message and after each: [len(messages) + 1]."""
-        chain = [_digest(b"", tools or [])]
+        chain = [_digest(b"", [tools, arguments] if arguments else tools or [])]
+        alone = not self.shared
         for message in messages:
-            if message["role"] == "assistant" and message.get("tool_calls"):
-                turn = self._calls.get(_calls_digest(chain[-1], message))
-                if turn is not None and message["content"] in ("", turn.message["content"]):
-                    chain.append(turn.digest)
-                    continue
-            chain.append(extend_digest(chain[-1], message))
+            turn = self._recognise(chain[-1], message, alone=alone)
+            chain.append(turn.digest if turn else extend_digest(chain[-1], message))
+            alone = alone or (turn is not None and "tool_calls" in turn.message)
         return chain
+
+    def _recognise(self, place: Digest, message: Message, *, alone: bool) -> Turn | None:
+        """The turn that a message is, although it may differ from it; ``None`` where that is not proven.
+
+        Args:
+            alone: Whether the conversation up to ``place`` is known to be this agent's own.
+        """
+        if message["role"] != "assistant":
+            return None
+        if message.get("tool_calls"):
+            turn = self._calls.get(_calls_digest(place, message))
+            return turn if turn is not None and says_nothing_else(message, turn.message) else None
+        if extend_digest(place, message) in self._ends:
+            return None  # its place is that of a turn anyway
+        turn = self._words.get(extend_digest(place, without_reasoning(message)))
+        if turn is None or not thinks_nothing_else(message, turn.message):
+            return None
+        return turn if alone or message.get("reasoning_content") else None
 
     def _known(self, chain: Sequence[Digest]) -> int:
         return next((n for n in range(len(chain) - 2, 0, -1) if chain[n] in self._ends), 0)
 
 
 def extend_digest(digest: Digest, message: Message) -> Digest:
-    """Digest of the conversation after one more message."""
-    calls = [call["id"] for call in message.get("tool_calls") or ()]
-    return _digest(digest, [message["role"], message["content"], calls, message.get("tool_call_id")])
+    """Digest of the conversation after one more message. What is empty is the same as what is not there."""
+    return _digest(digest, {name: value for name, value in message.items() if value})
 
 
 def common_prefix(a: "array[int]", b: "array[int]") -> int:

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from art.wire import RolloutKind
@@ -75,19 +76,26 @@ class TurnTaker:
         self._window: RetryWindow[Answer] = RetryWindow()
 
     def take(self, identity: Identity, call: Call) -> Answer:
-        """Begin to answer a call, or return the answer that it is a retry of.
+        """Begin to answer a call, or return the answer that it repeats the request of.
 
         Raises:
             NotFoundError: No such model for this caller.
+            ConflictError: Its idempotency key came with another body.
         """
-        captured = identity.kind != "service"
-        if captured and call.retry and (known := self._window.find(call.digest)) is not None:
+        known = None
+        if call.idempotency_key:
+            known = self._window.find_named(call.idempotency_key, call.digest)
+        elif call.retry:
+            known = self._window.find_lost(call.digest)
+        if known is not None and not known.failed:
             return known
         check_choices(call.choices)
         model, step = self.directory.resolve(identity, call.model_name)
         answer = Answer(call, model)
-        if captured:
-            self._window.add(call.digest, answer, call.size)
+        if call.idempotency_key:
+            self._window.name(call.idempotency_key, call.digest, call.size, answer)
+        elif identity.kind != "service":
+            answer.on_lost = partial(self._window.lose, call.digest, call.size)
         answer.start(self._answer(identity, step, answer))
         return answer
 
@@ -131,17 +139,12 @@ class TurnTaker:
         return answer
 
     async def _answer(self, identity: Identity, step: int | None, answer: Answer) -> None:
-        """Answer a call in its project's turn. An error that invites a retry is noted, so that the retry samples afresh."""
+        """Answer a call in its project's turn."""
         try:
             async with self._limits.enter(answer.model.project, answer.call.choices, answer.call.size):
                 await self._sample_and_commit(identity, step, answer)
-        except BaseException as error:
-            self._window.remove(answer.call.digest, answer)
-            if isinstance(error, ServiceError) and error.status >= 429:
-                self._window.refuse(answer.call.digest)
-            if isinstance(error, EngineError):
-                raise _explain(error, answer.call.sources[0].structure_field) from error
-            raise
+        except EngineError as error:
+            raise _explain(error, answer.call.sources[0].structure_field) from error
 
     async def _sample_and_commit(self, identity: Identity, step: int | None, answer: Answer) -> None:
         """Place, sample, commit. Nothing is stored unless all of it was sampled."""

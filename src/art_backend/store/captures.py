@@ -20,6 +20,7 @@ import orjson
 
 from art.wire import RolloutInfo, RolloutKind, RolloutRows, RolloutTree, TreeNode
 from art_backend.errors import NotFoundError
+from art_backend.gateway.setting import Setting
 from art_backend.gateway.tree import Prompt, Tree, Turn
 from art_backend.store.clock import SteadyClock
 from art_backend.store.database import transaction
@@ -66,10 +67,14 @@ class CaptureStore:
         self._db = connection
         self._db.executescript(_SCHEMA)
         self._clock = SteadyClock(connection)
+        if "setting" not in {row["name"] for row in self._db.execute("PRAGMA table_info(prompts)")}:
+            self._db.execute("ALTER TABLE prompts ADD COLUMN setting TEXT")
         self._recent: OrderedDict[str, Tree] = OrderedDict()
         self._in_use: weakref.WeakValueDictionary[str, Tree] = weakref.WeakValueDictionary()
         self._owners: dict[bytes, RolloutInfo] = {}
         self._requests = 0
+        self.deletions = 0
+        """How often rollouts were deleted: what somebody knows of them holds while this does."""
 
     # Rollouts
 
@@ -100,7 +105,7 @@ class CaptureStore:
                     self._clock.now(),
                 ),
             )
-        self._remember(rollout, Tree())
+        self._remember(rollout, Tree(shared=kind is RolloutKind.AMBIENT))
         return self.get(rollout).model_copy(update={"api_key": key})
 
     def get(self, rollout: str) -> RolloutInfo:
@@ -154,6 +159,7 @@ class CaptureStore:
         with transaction(self._db):
             self._db.executemany("DELETE FROM rollouts WHERE id = ?", [(rollout,) for rollout in ids])
         if ids:
+            self.deletions += 1
             # as a script: a single execute would free a single page
             self._owners.clear()
             self._db.executescript("PRAGMA incremental_vacuum; PRAGMA wal_checkpoint(TRUNCATE)")
@@ -190,7 +196,7 @@ class CaptureStore:
                     (len(turns), self._clock.now(), rollout),
                 )
                 self._db.execute(
-                    "INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    "INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         prompt.id,
                         rollout,
@@ -200,6 +206,7 @@ class CaptureStore:
                         prompt.ids.tobytes(),
                         _write(prompt.messages),
                         _write(prompt.tools) if prompt.tools else None,
+                        _write(prompt.setting) if prompt.setting else None,
                     ),
                 )
                 self._db.executemany(
@@ -296,7 +303,8 @@ class CaptureStore:
             size -= _TREE_OVERHEAD + tree.size
 
     def _read(self, rollout: str) -> Tree:
-        tree = Tree()
+        kind = self._db.execute("SELECT kind FROM rollouts WHERE id = ?", (rollout,)).fetchone()
+        tree = Tree(shared=kind is not None and kind["kind"] == RolloutKind.AMBIENT)
         rows = {row["id"]: row for row in self._db.execute("SELECT * FROM prompts WHERE rollout = ?", (rollout,))}
         for row in self._db.execute("SELECT * FROM turns WHERE rollout = ? ORDER BY rowid", (rollout,)):
             prompt = tree.prompts.get(row["prompt"])
@@ -332,6 +340,7 @@ def _read_prompt(row: sqlite3.Row, tree: Tree) -> Prompt:
         digest=row["digest"],
         messages=orjson.loads(row["messages"]),
         tools=orjson.loads(row["tools"]) if row["tools"] else None,
+        setting=Setting(**orjson.loads(row["setting"])) if row["setting"] else None,
     )
 
 

@@ -12,6 +12,7 @@ from art.wire import Conversation, TokenRow
 from art_backend.errors import BadRequestError
 from art_backend.gateway.chat_messages import read_messages, read_tools
 from art_backend.gateway.render import ChatRenderer, Message
+from art_backend.gateway.setting import Setting
 
 
 def render_conversation(
@@ -31,7 +32,7 @@ def render_conversation(
     if train_on == "all":
         ids = renderer.render_whole(messages, tools)
         return [_row(ids, range(1, len(ids)))]
-    trained = _trained(messages, conversation.trained)
+    trained, setting = _trained(messages, conversation.trained), Setting()
     rows: list[TokenRow] = []
     ids: list[int] = []
     answer: list[int] = []
@@ -40,13 +41,16 @@ def render_conversation(
     for at, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        extension = renderer.bridge(ids[: len(ids) - len(answer)], answer, messages[start:at], tools) if ids else None
+        extension = None
+        if ids:
+            prompt = ids[: len(ids) - len(answer)]
+            extension = renderer.bridge(prompt, answer, messages[start:at], tools, setting, messages[:start])
         if extension is None:
             rows += [_row(ids, learned)] if learned else []
-            ids, learned = renderer.render(messages[:at], tools), set()
+            ids, learned = renderer.render(messages[:at], tools, setting), set()
         else:
             ids = ids + extension
-        answer = renderer.spell(messages[:at], message, tools)
+        answer = renderer.spell(messages[:at], message, tools, setting)
         if at in trained:
             learned.update(range(len(ids), len(ids) + len(answer)))
         ids = ids + answer

@@ -1,5 +1,6 @@
 """The real gateway over HTTP, in front of a scripted engine."""
 
+import asyncio
 import contextlib
 from dataclasses import dataclass, field
 
@@ -135,14 +136,54 @@ def identify_by(captures):
     return identify
 
 
+class Breaking:
+    """Breaks the connections of requests with the header ``x-break``, before their answer can be sent.
+
+    ``x-break: made`` waits until it is made; ``x-break: now`` does not, for answers that were made before.
+    """
+
+    def __init__(self, app, captures):
+        self._app = app
+        self._captures = captures
+
+    async def __call__(self, scope, receive, send):
+        when = dict(scope.get("headers", ())).get(b"x-break")
+        if when is None:
+            await self._app(scope, receive, send)
+            return
+        broken = asyncio.Event()
+        turns = self._count()
+
+        whole = False
+
+        async def receive_or_break():
+            nonlocal whole
+            if whole:
+                await broken.wait()
+                return {"type": "http.disconnect"}
+            message = await receive()
+            whole = not message.get("more_body")
+            return message
+
+        async def drop(message):
+            while when == b"made" and self._count() == turns:
+                await asyncio.sleep(0.005)
+            broken.set()
+
+        await self._app(scope, receive_or_break, drop)
+
+    def _count(self):
+        return self._captures._db.execute("SELECT count(*) FROM turns").fetchone()[0]
+
+
 @contextlib.asynccontextmanager
-async def start_gateway(directory, tokenizer=None, routers=(), client=None, limits=None, **options):
+async def start_gateway(directory, tokenizer=None, routers=(), client=None, limits=None, family=None, **options):
     """Start engine and gateway; ``routers`` are served beside them, ``options`` go to the gateway.
 
     ``client`` is of another engine than the scripted one.
     """
     limits = limits or ProjectLimits(1000, 1000, 60.0)
-    renderer = ChatRenderer(tokenizer or build_tiny_tokenizer())
+    renderer = ChatRenderer(tokenizer or build_tiny_tokenizer(), family)
     database = open_database(directory / "art.db")
     captures = CaptureStore(database)
     engine = ScriptedEngine(renderer.encode)
@@ -155,7 +196,7 @@ async def start_gateway(directory, tokenizer=None, routers=(), client=None, limi
     for router in routers:
         app.include_router(router)
     app.mount("/engine", engine.app)
-    async with serve(app) as url:
+    async with serve(Breaking(app, captures)) as url:
         model.client = client or EngineClient(f"{url}/engine", engine.api_key)
         yield Gateway(url, engine, model, captures, renderer, limits)
         engine.release()

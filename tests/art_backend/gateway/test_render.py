@@ -5,11 +5,12 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from renderers import Qwen3RendererConfig, create_renderer
+from renderers import Qwen3RendererConfig
 from tests.support.tiny import build_tiny_tokenizer
 
 from art_backend.errors import BadRequestError
 from art_backend.gateway.detokenize import Detokenizer, TextStream
+from art_backend.gateway.families import Family
 from art_backend.gateway.render import ChatRenderer
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
@@ -182,7 +183,7 @@ def qwen():
     tokenizer = build_tiny_tokenizer()
     tokenizer.unk_token = None
     tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"])
-    return ChatRenderer(tokenizer, create_renderer(tokenizer, Qwen3RendererConfig()))
+    return ChatRenderer(tokenizer, Family(tokenizer, Qwen3RendererConfig()))
 
 
 def test_a_known_family_bridges_within_a_tool_cycle_and_forks_at_a_new_question(qwen):

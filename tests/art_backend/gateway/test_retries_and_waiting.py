@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 import json
+import re
 import time
+from functools import partial
 
 import httpx
 import openai
 import pytest
+from tests.art_backend.gateway.conftest import MODEL_KEY
 from tests.art_backend.gateway.test_bad_input import PROTOCOLS
 
 from art_backend.errors import EngineFailedError
@@ -17,6 +20,7 @@ from art_backend.gateway.retries import MAX_BYTES, RetryWindow
 
 HELLO = [{"role": "user", "content": "Hello"}]
 RETRY = {"x-stainless-retry-count": "1"}
+BREAK = {"x-break": "made"}
 
 
 @contextlib.asynccontextmanager
@@ -37,61 +41,116 @@ async def until(condition, timeout_s=60.0):
         await asyncio.sleep(0.005)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_retry_of_an_answered_request_gets_the_same_turn(gateway, stream):
-    client, rollout = gateway.new_client()
-
-    async def ask(headers=None):
-        answer = await client.chat.completions.create(
-            model="m", messages=HELLO, stream=stream, logprobs=True, extra_headers=headers
-        )
-        if not stream:
-            choice = answer.choices[0]
-            return choice.message.content, choice.model_extra["art"], len(choice.logprobs.content)
-        chunks = [chunk.choices[0] async for chunk in answer]
-        text = "".join(c.delta.content or "" for c in chunks)
-        return text, chunks[-1].model_extra["art"], sum(len(c.logprobs.content) for c in chunks if c.logprobs)
-
-    first = await ask()
-    assert await ask(RETRY) == first
-    assert len(gateway.turns(rollout)) == len(gateway.engine.calls) == 1
-    assert (await ask())[1] != first[1], "without the header the same request is a new sample"
-    gateway.check(rollout)
+async def repeat(gateway, key, headers=None, stream=False, path="chat/completions"):
+    """Ask the same as everyone; the id of the turn that answers, or ``None`` where the connection breaks."""
+    body = {"model": "m", **PROTOCOLS[path][1], "stream": stream}
+    async with httpx.AsyncClient(
+        base_url=gateway.url, headers={"x-api-key": key, **(headers or {})}, timeout=30
+    ) as http:
+        answer = await http.post(f"/v1/{path}", json=body)
+    found = re.search(rb'"turn":"(\w+)"', answer.content)
+    return found and found[1].decode()
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_retry_joins_the_request_in_flight(gateway, stream):
+@pytest.mark.parametrize("path", PROTOCOLS)
+async def test_an_answer_that_was_not_delivered_is_repeated_once(gateway, path, stream):
+    info = gateway.rollout()
+    ask_again = partial(repeat, gateway, info.api_key, stream=stream, path=path)
+    assert await ask_again(BREAK) is None
+    (lost,) = gateway.turns(info.id)
+    assert await ask_again({**RETRY, "x-break": "now"}) is None
+    assert await ask_again(RETRY) == lost.id, "a repetition that breaks is repeated"
+    assert len(gateway.engine.calls) == 1
+    assert await ask_again(RETRY) != lost.id
+    assert await ask_again() != lost.id
+    assert len(gateway.turns(info.id)) == len(gateway.engine.calls) == 3
+    gateway.check(info.id)
+
+
+@pytest.mark.parametrize("kind", ["model", "rollout"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_turn_is_given_to_two_of_many_that_ask_the_same(gateway, stream, kind):
+    """Eight equal requests, three of them broken, and five retries: each gets a turn of its own."""
+    key = MODEL_KEY if kind == "model" else gateway.rollout().api_key
+    ask_again = partial(repeat, gateway, key, stream=stream)
+    delivered = await asyncio.gather(*(ask_again() for _ in range(5)))
+    for _ in range(3):
+        assert await ask_again(BREAK) is None
+    calls = len(gateway.engine.calls)
+    assert calls == 8
+    retried = await asyncio.gather(*(ask_again(RETRY) for _ in range(5)))
+    assert len({*delivered, *retried}) == 10 and None not in retried
+    assert len(gateway.engine.calls) == calls + 2, "three were there already"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_retry_beside_the_same_request_in_flight_is_a_new_sample(gateway, stream):
+    """It may be another agent's."""
     client, rollout = gateway.new_client()
     gateway.engine.hold()
-    options = {"model": "m", "messages": HELLO, "stream": stream}
-
-    async def ask(headers=None):
-        answer = await client.chat.completions.create(**options, extra_headers=headers)
-        if not stream:
-            return answer.choices[0].message.content
-        return "".join([chunk.choices[0].delta.content or "" async for chunk in answer])
-
-    first = asyncio.create_task(ask())
-    await until(lambda: gateway.engine.waiting == 1)
-    second = asyncio.create_task(ask(RETRY))
-    await asyncio.sleep(0.05)
+    asking = [asyncio.create_task(repeat(gateway, client.api_key, headers, stream)) for headers in (None, RETRY)]
+    await until(lambda: gateway.engine.waiting == 2)
     gateway.engine.release()
-    assert await first == await second
-    assert len(gateway.turns(rollout)) == len(gateway.engine.calls) == 1
+    assert len({*await asyncio.gather(*asking)}) == len(gateway.turns(rollout)) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", PROTOCOLS)
+async def test_an_idempotency_key_names_one_answer(gateway, path, stream):
+    """As often as it is asked for, with a retry header or without, and whether it was delivered or not."""
+    info = gateway.rollout()
+    ask_again = partial(repeat, gateway, info.api_key, stream=stream, path=path)
+    key = {"Idempotency-Key": "one"}
+    assert await ask_again({**key, **BREAK}) is None
+    (turn,) = gateway.turns(info.id)
+    for headers in (key, key, {**key, **RETRY}):
+        assert await ask_again(headers) == turn.id
+    assert await ask_again({"Idempotency-Key": "two"}) != turn.id
+    assert await repeat(gateway, gateway.rollout().api_key, key, stream, path) != turn.id, "another caller's key"
+    assert len(gateway.turns(info.id)) == 2
+    async with ask(gateway, info, path, {"model": "m", **PROTOCOLS[path][1], "user": "x"}, key) as answer:
+        assert answer.status_code == 409 and b"Idempotency-Key" in await answer.aread()
 
 
 async def test_the_first_of_two_readers_may_leave(gateway):
     client, rollout = gateway.new_client()
     gateway.engine.hold()
-    first = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))
+    options = {"model": "m", "messages": HELLO, "extra_headers": {"Idempotency-Key": "k"}}
+    first = asyncio.create_task(client.chat.completions.create(**options))
     await until(lambda: gateway.engine.waiting == 1)
-    second = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO, extra_headers=RETRY))
+    second = asyncio.create_task(client.chat.completions.create(**options))
     await asyncio.sleep(0.05)
     first.cancel()
     await asyncio.sleep(0.05)
     gateway.engine.release()
     assert (await second).choices[0].model_extra["art"]["turn"] == gateway.turns(rollout)[0].id
     assert not gateway.engine.calls[0].cancelled
+
+
+async def test_an_idempotency_key_whose_answer_failed_asks_again(gateway):
+    client, rollout = gateway.new_client()
+    options = {"model": "m", "messages": HELLO, "extra_headers": {"Idempotency-Key": "k"}}
+    gateway.engine.fail(500)
+    with pytest.raises(openai.InternalServerError):
+        await client.chat.completions.create(**options)
+    gateway.engine.hold()
+    left = asyncio.create_task(client.chat.completions.create(**options))
+    await until(lambda: gateway.engine.waiting == 1)
+    left.cancel()
+    await until(lambda: gateway.engine.calls[-1].cancelled)
+    gateway.engine.release()
+    await client.chat.completions.create(**options)
+    assert len(gateway.turns(rollout)) == 1
+
+
+async def test_the_sdk_repeats_its_headers_when_it_retries(quiet_gateway):
+    client, rollout = quiet_gateway.new_client(max_retries=1)
+    quiet_gateway.engine.fail(500)
+    options = {"model": "m", "messages": HELLO, "extra_headers": {"Idempotency-Key": "k"}}
+    first, second = [await client.chat.completions.create(**options) for _ in range(2)]
+    assert first.choices[0].model_extra["art"] == second.choices[0].model_extra["art"]
+    assert len(quiet_gateway.turns(rollout)) == 1
 
 
 async def test_the_sdk_times_out_and_its_retry_leaves_no_ghost(quiet_gateway):
@@ -200,16 +259,6 @@ async def test_every_protocol_is_told_when_to_come_back(quiet_gateway):
     assert gateway.engine.calls == [] == gateway.turns(info.id)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", PROTOCOLS)
-async def test_a_retry_in_every_protocol_is_the_same_turn(gateway, path, stream):
-    info = gateway.rollout()
-    for headers in ({}, RETRY, RETRY):
-        async with ask(gateway, info, path, {"model": "m", **PROTOCOLS[path][1], "stream": stream}, headers) as answer:
-            assert gateway.turns(info.id)[0].id.encode() in await answer.aread()
-    assert len(gateway.turns(info.id)) == len(gateway.engine.calls) == 1
-
-
 async def test_a_refused_request_that_is_retried_is_a_new_sample(quiet_gateway):
     gateway = quiet_gateway
     client, rollout = gateway.new_client()
@@ -220,8 +269,6 @@ async def test_a_refused_request_that_is_retried_is_a_new_sample(quiet_gateway):
     gateway.model.gate.open()
     second = await client.chat.completions.create(model="m", messages=HELLO, extra_headers=RETRY)
     assert second.choices[0].model_extra["art"] != first.choices[0].model_extra["art"]
-    third = await client.chat.completions.create(model="m", messages=HELLO, extra_headers=RETRY)
-    assert third.choices[0].model_extra["art"] == second.choices[0].model_extra["art"]
     assert len(gateway.turns(rollout)) == 2
 
 
@@ -277,17 +324,22 @@ async def test_concurrent_calls_on_one_rollout_are_all_captured(gateway):
 
 
 def test_the_window_forgets_what_is_old(monkeypatch):
-    window = RetryWindow()
-    window.add(b"a", "answer")
-    assert window.find(b"a") == "answer" and window.find(b"b") is None
+    window: RetryWindow[str] = RetryWindow()
+    for _ in range(2):
+        window.lose(b"a", 1, "answer")
+    window.name(b"k", b"a", 1, "named")
+    assert window.find_lost(b"a") == "answer" and window.find_lost(b"b") is None
+    assert window.find_named(b"k", b"a") == "named" and window.find_named(b"l", b"a") is None
     monkeypatch.setattr(retries, "WINDOW_S", -1.0)
-    assert window.find(b"a") is None
+    assert window.find_lost(b"a") is None is window.find_named(b"k", b"a")
+    assert not window._kept and not window._size
 
 
 def test_remembered_answers_are_bounded_by_the_bytes_of_their_requests():
     window: RetryWindow[int] = RetryWindow()
     for i in range(10):
-        window.add(bytes([i]), i, MAX_BYTES // 4)
-    assert window.find(b"\x09") == 9
-    assert window.find(b"\x04") is None
+        window.lose(bytes([i]), MAX_BYTES // 4, i)
+        window.name(b"key" + bytes([i]), b"", MAX_BYTES // 8, i)
+    assert window.find_lost(b"\x09") == 9
+    assert window.find_lost(b"\x04") is None
     assert window._size <= MAX_BYTES

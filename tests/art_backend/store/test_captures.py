@@ -27,9 +27,9 @@ def store(tmp_path):
     database.close()
 
 
-def take_turn(store, renderer, rollout, messages, text, version=0):
+def take_turn(store, renderer, rollout, messages, text, version=0, arguments=None):
     tree = store.tree(rollout)
-    placed = tree.place(messages, None, renderer)
+    placed = tree.place(messages, None, renderer, arguments)
     ids = module.array("i", [*renderer.encode(text), 2])
     message = {"role": "assistant", "content": text}
     logprobs = module.array("d", [-0.25] * len(ids))

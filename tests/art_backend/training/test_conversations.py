@@ -1,11 +1,12 @@
 """Plain messages become the tokens that they would have had, had the model said them."""
 
 import pytest
-from renderers import Qwen3RendererConfig, create_renderer
+from renderers import Qwen3RendererConfig
 from tests.support.tiny import build_tiny_tokenizer
 
 from art.wire import Conversation
 from art_backend.errors import BadRequestError
+from art_backend.gateway.families import Family
 from art_backend.gateway.render import ChatRenderer
 from art_backend.training.conversations import render_conversation
 
@@ -108,7 +109,7 @@ def test_a_family_with_a_renderer_of_its_own():
     tokenizer = build_tiny_tokenizer()
     tokenizer.unk_token = None
     tokenizer.add_tokens(["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"])
-    renderer = ChatRenderer(tokenizer, create_renderer(tokenizer, Qwen3RendererConfig()))
+    renderer = ChatRenderer(tokenizer, Family(tokenizer, Qwen3RendererConfig()))
     rows = render_conversation(renderer, Conversation(messages=CHAT))
     said = [text for row in rows for text in learned(row, tokenizer)]
     assert len(said) == 2

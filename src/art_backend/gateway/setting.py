@@ -1,0 +1,41 @@
+"""What a chat template is given beside messages and tools: fixed where a conversation begins, and kept with its tree.
+
+Templates may ask for the time, or for a random number. A conversation that goes on after midnight, or after a restart, has
+to be rendered as it began: so both are functions of the moment at which it did.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+_chance = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One conversation's."""
+
+    arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The request's ``chat_template_kwargs``."""
+    began: float = field(default_factory=lambda: time.time())
+    """Unix time: what templates take for the present, and the seed of their random numbers."""
+
+    def strftime_now(self, form: str) -> str:
+        """The function of that name that templates know."""
+        return datetime.fromtimestamp(self.began).strftime(form)
+
+    @contextmanager
+    def seeded(self) -> Iterator[None]:
+        """Let Jinja's ``random``, which draws from Python's own generator, give the same for the same conversation."""
+        with _chance:
+            state = random.getstate()
+            random.seed(self.began)
+            try:
+                yield
+            finally:
+                random.setstate(state)

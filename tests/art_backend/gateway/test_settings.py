@@ -1,0 +1,141 @@
+"""What templates are given beside messages and tools: their arguments, the time, chance, and how many messages there are."""
+
+import datetime
+
+import pytest
+import transformers.utils.chat_template_utils as chat_template_utils
+from renderers import Qwen3RendererConfig
+from tests.art_backend.gateway.conftest import start_gateway
+from tests.art_backend.gateway.test_families import published
+from tests.art_backend.store.test_captures import take_turn
+from tests.support.tiny import CHAT_TEMPLATE, build_tiny_tokenizer
+
+from art.wire import Conversation as Example
+from art_backend.errors import BadRequestError
+from art_backend.gateway import setting
+from art_backend.gateway.families import Family
+from art_backend.gateway.render import ChatRenderer
+from art_backend.gateway.setting import Setting
+from art_backend.gateway.tree import Tree
+from art_backend.store.captures import CaptureStore
+from art_backend.store.database import open_database
+from art_backend.training.conversations import render_conversation
+
+HELLO = [{"role": "user", "content": "Hello"}]
+NUMBERED = CHAT_TEMPLATE.replace("message['role'] +", "(loop.index | string) + message['role'] +").replace(
+    "'<|im_start|>assistant", "'<|im_start|>' + (messages | length + 1) | string + 'assistant"
+)
+HEADS = {
+    "the date": "{{ strftime_now('%A %d %B') }}",
+    "the time": "{{ strftime_now('%H:%M:%S.%f') }}",
+    "a number by chance": "{{ range(99999) | random }}",
+    "words by chance": "{{ lipsum(1, False) }}",
+    "a count": "{{ messages | length }}",
+}
+
+
+def renderer_of(template):
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.chat_template = template
+    return ChatRenderer(tokenizer)
+
+
+@pytest.mark.parametrize("head", HEADS)
+async def test_a_conversation_over_midnight_is_one_row(tmp_path, monkeypatch, head):
+    """Also with earlier conversations in it, and with the tree read back from disk."""
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.chat_template = HEADS[head] + CHAT_TEMPLATE
+    now = datetime.datetime(2026, 3, 31, 23, 59, 0).timestamp()
+    monkeypatch.setattr(setting.time, "time", lambda: now)
+
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls.fromtimestamp(now, tz)
+
+    monkeypatch.setattr(chat_template_utils, "datetime", Clock)
+    async with start_gateway(tmp_path, tokenizer) as gateway:
+        client, rollout = gateway.new_client()
+        messages = list(HELLO)
+        for turn in range(4):
+            answer = await client.chat.completions.create(model="m", messages=messages)
+            messages += [answer.choices[0].message, {"role": "user", "content": "On."}]
+            now += 3600
+            if turn == 1:
+                gateway.captures._recent.clear()
+        assert len(gateway.captures.rows(rollout).rows) == 1
+        gateway.check(rollout)
+        await client.chat.completions.create(model="m", messages=[*HELLO, messages[1], *HELLO])
+        second = gateway.turns(rollout)[-1].prompt
+        assert second.parent is not None and second.keep == second.parent.length
+        if "strftime" in HEADS[head]:
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "new"}])
+            assert gateway.turns(rollout)[-1].setting().began == now, "another conversation has its own day"
+            await client.chat.completions.create(model="m", messages=HELLO)
+            assert gateway.turns(rollout)[-1].setting().began == now, "also one that begins with the same words"
+
+
+def test_a_numbered_message_has_its_number():
+    renderer = renderer_of(NUMBERED)
+    tree_messages = [*HELLO, {"role": "assistant", "content": "a"}, *HELLO, {"role": "assistant", "content": "b"}]
+    prompt = renderer.render(tree_messages[:3])
+    completion = renderer.encode("b<|im_end|>")
+    extension = renderer.bridge(prompt, completion, HELLO, None, None, tree_messages)
+    assert prompt + completion + extension == renderer.render([*tree_messages, *HELLO])
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_examples_are_spelled_whatever_varies(head):
+    renderer = renderer_of(HEADS[head].replace("messages | length", "1") + CHAT_TEMPLATE)
+    chat = [*HELLO, {"role": "assistant", "content": "a"}] * 2
+    rows = render_conversation(renderer, Example(messages=chat))
+    assert len(rows) == 1
+
+
+def test_the_same_setting_renders_the_same():
+    renderer = renderer_of("".join(HEADS.values()) + CHAT_TEMPLATE)
+    one, other = Setting(began=5.0), Setting(began=6.0)
+    assert renderer.render(HELLO, None, one) == renderer.render(HELLO, None, one)
+    assert renderer.render(HELLO, None, one) != renderer.render(HELLO, None, other)
+
+
+THINKING = "{% if enable_thinking is defined and not enable_thinking %}no thoughts{% endif %}" + CHAT_TEMPLATE
+
+
+def place(tree, renderer, messages, arguments=None):
+    return renderer.detokenizer.decode(tree.place(messages, None, renderer, arguments).path_ids())
+
+
+def test_template_arguments_are_rendered_and_make_another_conversation(tmp_path):
+    renderer, captures = renderer_of(THINKING), CaptureStore(open_database(tmp_path / "art.db"))
+    tree, off = Tree(), {"enable_thinking": False}
+    assert place(tree, renderer, HELLO, off).startswith("no thoughts")
+    assert not place(tree, renderer, HELLO).startswith("no thoughts")
+    assert tree.place(HELLO, None, renderer, off).digest != tree.place(HELLO, None, renderer).digest
+    assert tree.place(HELLO, None, renderer, {}).digest == tree.place(HELLO, None, renderer).digest
+    rollout = captures.create_rollout("p", "m").id
+    take_turn(captures, renderer, rollout, HELLO, "a", arguments=off)
+    captures._recent.clear()
+    (turn,) = captures.tree(rollout).turns.values()
+    assert turn.setting().arguments == off
+    again = [*HELLO, {"role": "assistant", "content": "a"}, *HELLO]
+    assert captures.tree(rollout).place(again, None, renderer, off).parent is turn
+    assert captures.tree(rollout).place(again, None, renderer).parent is None
+
+
+@pytest.mark.parametrize("name", ["thinking", "messages", "tokenize", "strftime_now", "chat_template"])
+def test_an_argument_without_effect_is_named(name):
+    with pytest.raises(BadRequestError, match=rf"chat_template_kwargs\.{name}") as caught:
+        place(Tree(), renderer_of(THINKING), HELLO, {name: True})
+    assert caught.value.param == f"chat_template_kwargs.{name}"
+
+
+def test_a_known_family_takes_its_arguments_and_no_others():
+    tokenizer = published("qwen3")
+    renderer = ChatRenderer(tokenizer, Family(tokenizer, Qwen3RendererConfig()))
+    assert place(Tree(), renderer, HELLO, {"enable_thinking": False}).endswith("<think>\n\n</think>\n\n")
+    assert place(Tree(), renderer, HELLO, {"enable_thinking": True}).endswith("assistant\n")
+    with pytest.raises(BadRequestError, match=r"chat_template_kwargs\.thinking"):
+        place(Tree(), renderer, HELLO, {"thinking": True})
+    with pytest.raises(BadRequestError, match="chat_template_kwargs: "):
+        place(Tree(), renderer, HELLO, {"enable_thinking": "perhaps"})
