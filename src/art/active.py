@@ -8,8 +8,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from art.trajectories import Trajectory
 
+__all__ = ["active_trajectory", "no_capture"]
+
 active_trajectory: "ContextVar[Trajectory | None]" = ContextVar("art_active_trajectory", default=None)
 """The innermost open trajectory; each task starts with that of the task that made it."""
+
+
+@contextlib.contextmanager
+def recording(trajectory: "Trajectory | None") -> Generator[None]:
+    """Record the model calls made inside in ``trajectory``."""
+    token = active_trajectory.set(trajectory)
+    try:
+        yield
+    finally:
+        active_trajectory.reset(token)
 
 
 @contextlib.contextmanager
@@ -23,8 +35,5 @@ def no_capture() -> Generator[None]:
     ...         art.current_trajectory() is None
     True
     """
-    token = active_trajectory.set(None)
-    try:
+    with recording(None):
         yield
-    finally:
-        active_trajectory.reset(token)

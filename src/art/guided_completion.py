@@ -1,7 +1,7 @@
 """Making a model say what is already known, for instance to score a demonstration or to warm a cache."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from openai.types.chat import ChatCompletion
@@ -9,10 +9,23 @@ from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel
 
 
+class GuidedParams(dict[str, Any]):
+    """Arguments for ``chat.completions.create(**params)``; unpacked, the older triple of texts, tool choice and tools.
+
+    >>> texts, tool_choice, tools = get_guided_completion_params("yes")
+    >>> texts, tool_choice, tools
+    (['yes'], None, None)
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        form: dict[str, Any] = self.get("extra_body", {}).get("structured_outputs", {})
+        return iter((form.get("choice"), self.get("tool_choice"), self.get("tools")))
+
+
 def get_guided_completion_params(
     completion: ChatCompletion | Choice | BaseModel | Mapping[str, Any] | str,
     base_tools: Iterable[Mapping[str, Any]] | None = None,
-) -> dict[str, Any]:
+) -> GuidedParams:
     """Arguments for ``chat.completions.create`` under which only one answer is possible: the given one.
 
     Args:
@@ -32,7 +45,7 @@ def get_guided_completion_params(
     if not calls:
         if not text:
             raise ValueError("completion: holds neither text nor a tool call, so there is nothing to guide to.")
-        return {"extra_body": {"structured_outputs": {"choice": [text]}}}
+        return GuidedParams(extra_body={"structured_outputs": {"choice": [text]}})
     if len(calls) > 1 or text:
         raise ValueError("completion: only a text alone or one tool call alone can be guided to.")
     (function,) = calls
@@ -40,7 +53,7 @@ def get_guided_completion_params(
     arguments: dict[str, Any] = json.loads(function["arguments"])
     forced = {"type": "function", "function": {"name": name, "strict": True, "parameters": _only(arguments)}}
     offered: list[Any] = [tool for tool in base_tools or () if tool["function"]["name"] != name]
-    return {"tools": [*offered, forced], "tool_choice": {"type": "function", "function": {"name": name}}}
+    return GuidedParams(tools=[*offered, forced], tool_choice={"type": "function", "function": {"name": name}})
 
 
 def _parts(completion: Any) -> tuple[str, Sequence[Mapping[str, Any]]]:

@@ -13,13 +13,15 @@ groups = await art.gather_trajectory_groups(
 
 import functools
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, ParamSpec
 
+from art.capture import async_http_client, http_client
 from art.errors import MissingExtraError
-from art.model import Model, TrainableModel
+from art.model import Model
 from art.trajectories import Trajectory
 
 P = ParamSpec("P")
@@ -32,6 +34,8 @@ class _Endpoint:
     model: str
     base_url: str
     api_key: str
+    clients: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Arguments that make a chat model record its calls."""
 
 
 _endpoint: ContextVar[_Endpoint | None] = ContextVar("art_langgraph_endpoint", default=None)
@@ -53,14 +57,14 @@ def wrap_rollout(model: Model[Any, Any], fn: Callable[P, Awaitable[Trajectory]])
 
     @functools.wraps(fn)
     async def rollout(*args: P.args, **kwargs: P.kwargs) -> Trajectory:
-        if not isinstance(model, TrainableModel):
-            client = model.openai_client()  # says what is missing
-            with _Placed(_Endpoint(model.get_inference_name(), str(client.base_url), client.api_key)):
-                return await fn(*args, **kwargs)
-        async with model.rollout() as run:
-            with _Placed(_Endpoint(model.get_inference_name(), run.base_url, run.api_key)):
+        async with model.rollout() as run, AsyncExitStack() as opened:
+            endpoint = _Endpoint(model.get_inference_name(), run.base_url, run.api_key)
+            if run.id is None:  # its calls are seen where they are made
+                endpoint.clients["http_async_client"] = await opened.enter_async_context(async_http_client())
+                endpoint.clients["http_client"] = opened.enter_context(http_client())
+            with _Placed(endpoint):
                 trajectory = await fn(*args, **kwargs)
-            trajectory.rollout_id = run.id
+            trajectory.rollout_id = run.id or trajectory.rollout_id
             if not trajectory.messages_and_choices:
                 await run.fill(trajectory)
             return trajectory
@@ -81,21 +85,33 @@ class _Placed:
         _endpoint.reset(self._token)
 
 
-def init_chat_model(model: str | None = None, **options: Any) -> Any:
+def init_chat_model(model: str | None = None, *, model_provider: str | None = "openai", **options: Any) -> Any:
     """A ``langchain_openai.ChatOpenAI`` of the rollout that is running. Call it inside: each rollout has a key of its own.
 
     Args:
         model: Another name than the model's own, such as that of an earlier version, ``name@step``.
+        model_provider: Only ``"openai"`` or ``None``: rollouts speak OpenAI's protocol.
         options: Further arguments of ``ChatOpenAI``; ``base_url`` and ``api_key`` too, for a model elsewhere.
 
     Raises:
         RuntimeError: No rollout is running.
+        ValueError: Another provider, or fields that are configured later, was asked for.
         MissingExtraError: ``langchain-openai`` is not installed.
 
     >>> init_chat_model(temperature=1.0)  # outside of a rollout
     Traceback (most recent call last):
     RuntimeError: No rollout is running: call init_chat_model inside a function given to wrap_rollout.
     """
+    if model_provider not in (None, "openai"):
+        raise ValueError(
+            f"model_provider={model_provider!r}: a rollout speaks OpenAI's protocol. Leave model_provider out; for a model of "
+            "another provider use langchain.chat_models.init_chat_model."
+        )
+    for name in ("configurable_fields", "config_prefix"):
+        if options.pop(name, None) is not None:
+            raise ValueError(
+                f"{name} cannot be set: a chat model belongs to one rollout. Call init_chat_model in each."
+            )
     current = _endpoint.get()
     if current is None:
         raise RuntimeError("No rollout is running: call init_chat_model inside a function given to wrap_rollout.")
@@ -105,4 +121,5 @@ def init_chat_model(model: str | None = None, **options: Any) -> Any:
         raise MissingExtraError("langchain-openai", "langgraph") from error
     # While weights change a call waits, longer than the pause between chunks that LangChain bears by itself.
     placed = {"base_url": current.base_url, "api_key": current.api_key, "stream_chunk_timeout": None}
-    return kind(model=model or current.model, **{**placed, **options})
+    clients = {} if "base_url" in options else current.clients
+    return kind(model=model or current.model, **{**placed, **clients, **options})

@@ -22,10 +22,11 @@ from art.history import best_step, read_history
 from art.loggers import Logger, check_names, open_logger, wanted
 from art.metrics import MetricsBuilder
 from art.metrics_taxonomy import TRAIN_GRADIENT_STEPS_KEY, average_metric_samples
-from art.rollout import Rollout
+from art.renamed import renamed
+from art.rollout import Rollout, read_conversations, record_rollout
 from art.state import deep_merge, dump_json, held_alone, locked, read_json, write_json, writing
 from art.terminal import say
-from art.trajectories import Trajectory, TrajectoryGroup
+from art.trajectories import History, Trajectory, TrajectoryGroup
 from art.types import TrainConfig, TrainSFTConfig
 from art.utils.output_dirs import get_output_dir_from_model_properties
 
@@ -70,6 +71,8 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
     ``WANDB_API_KEY`` is set; ``[]``: none."""
 
     _backend: Backend | None = PrivateAttr(default=None)
+    _step: int | None = PrivateAttr(default=None)
+    """The policy version that it is pinned to; ``None``: the latest."""
     _client: "tuple[tuple[Any, ...], AsyncOpenAI] | None" = PrivateAttr(default=None)
     _builder: MetricsBuilder | None = PrivateAttr(default=None)
     _loggers: dict[str, Logger] = PrivateAttr(default_factory=dict[str, Logger])
@@ -134,7 +137,12 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
 
     def get_inference_name(self, step: int | None = None) -> str:
         """The name that requests use for the model, or for its version ``step``."""
-        if self._backend is not None and callable(ask := getattr(self._backend, "_model_inference_name", None)):
+        step = self._step if step is None else step
+        if (
+            self.trainable
+            and self._backend is not None
+            and callable(ask := getattr(self._backend, "_model_inference_name", None))
+        ):
             return cast(str, ask(self, step=step))
         base = self.inference_model_name or self.name
         return base if step is None else f"{base}@{step}"
@@ -149,8 +157,24 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
             "temperature": 1,
         }
 
+    @asynccontextmanager
+    async def rollout(self, step: int | None = None) -> AsyncGenerator[Rollout]:
+        """One run of the agent at the model's endpoint, so that a rollout function of a model that learns runs here too.
+
+        Nothing is captured at the endpoint. Clients of the rollout record, as ``art.capture`` says; ``fill`` tells what they did.
+
+        Raises:
+            ValueError: A ``step`` was given: the model has no versions. Or the endpoint is not known.
+        """
+        if step is not None:
+            raise ValueError(f"Model {self.name!r} is not trained, so it has no version {step}; leave step out.")
+        async with record_rollout(self.openai_client()) as run:
+            yield run
+
     async def get_step(self) -> int:
-        """The latest policy version; 0 for a model that is not trained."""
+        """The latest policy version, or the one that the model is pinned to; 0 for a model that is not trained."""
+        if self._step is not None:
+            return self._step
         return await self.backend()._get_step(cast(Any, self)) if self.trainable else 0  # pyright: ignore[reportPrivateUsage]
 
     def safe_model_dump(self) -> dict[str, Any]:
@@ -363,13 +387,19 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
         Args:
             step: Pin it to this policy version; ``None`` follows the latest.
         """
+        step = self._step if step is None else step
         backend = self.backend()
         if not isinstance(backend, RolloutSource):
             raise TypeError(f"{type(backend).__name__} has no rollouts; use LocalBackend or RemoteBackend.")
         rollout_id, base_url, api_key = await backend.create_rollout(self, step)
         client = self.openai_client().with_options(base_url=base_url, api_key=api_key)
-        yield Rollout(rollout_id, base_url, api_key, client, backend)
 
+        async def read() -> list[History]:
+            return read_conversations(await backend.get_rollout(rollout_id))
+
+        yield Rollout(rollout_id, base_url, api_key, client, read)
+
+    @renamed(trajectory_groups="groups")
     async def train(
         self,
         groups: Iterable[TrajectoryGroup],

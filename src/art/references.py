@@ -7,15 +7,15 @@ travels; the tokens stay where they were captured. Conversations that were not c
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, cast
 
-from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel
 
 from art.errors import NoTrainingDataError
 from art.log_rows import as_number
 from art.metrics_taxonomy import scenario_id_of
-from art.trajectories import History, Trajectory, TrajectoryGroup
+from art.trajectories import History, Trajectory, TrajectoryGroup, get_messages, is_choice
 from art.types import MessagesAndChoices
 from art.wire import Conversation, Example, TrainGroup, TrainTrajectory
 
@@ -29,17 +29,17 @@ def build_train_groups(
         allow_uncaptured: A trajectory in which nothing was captured is sent as messages instead of being refused.
 
     Returns:
-        The groups that hold something, and one sentence for each thing that was left out: a trajectory in which no
-        model was called, a group in which every rollout failed.
+        The groups that hold a trajectory, and one sentence for each group in which every rollout failed. A trajectory in which
+        nothing was sampled goes without references: its reward counts in its group.
 
     Raises:
-        NoTrainingDataError: A reward is not finite, a trajectory is there twice, or its sampled tokens cannot be found; the
+        NoTrainingDataError: A reward is not finite, a turn would be trained twice, or sampled tokens cannot be found; the
             message names the group, the trajectory, the message and the reason. Nothing was sent.
         TypeError: Something else than a group was given, or a reward or a metric is no number.
     """
     built: list[TrainGroup] = []
     left_out: list[str] = []
-    seen: dict[int | str, str] = {}
+    once = _Once()
     for g, group in enumerate(groups):
         remedy = "Trajectories are compared within a group: pass [art.TrajectoryGroup(trajectories)]."
         check_kind(group, TrajectoryGroup, f"groups: item {g}", remedy)
@@ -50,18 +50,9 @@ def build_train_groups(
                 raise NoTrainingDataError(
                     f"The reward of {where} is {trajectory.reward}; it must be a finite number. Nothing was sent."
                 )
-            if (first := seen.setdefault(trajectory.rollout_id or id(trajectory), where)) is not where:
-                raise NoTrainingDataError(
-                    f"{where} is the same run as {first}. What a run sampled is trained once, and counts once in what the "
-                    "others are compared with: run the agent again, or leave one out. Nothing was sent."
-                )
-            member = _reference(trajectory, where, allow_uncaptured)
-            if member is None:
-                left_out.append(
-                    f"{where}: no model was called in it, so there is nothing to learn from; it was left out"
-                )
-            else:
-                members.append(member)
+            captured = _captured(trajectory)
+            once.check(trajectory, captured, where)
+            members.append(_member(trajectory, captured, where, allow_uncaptured))
         if not members:
             if group.exceptions:
                 left_out.append(f"group {g}: all of its {len(group.exceptions)} rollouts failed; it was left out")
@@ -86,10 +77,10 @@ def build_examples(trajectories: Iterable[Trajectory]) -> list[Example]:
     examples: list[Example] = []
     for t, trajectory in enumerate(trajectories):
         check_kind(trajectory, Trajectory, f"trajectories: item {t}")
-        rollout, turns = _captured(trajectory)
+        captured = _captured(trajectory)
         conversations = [history.messages_and_choices for history in _histories(trajectory)]
-        if rollout is not None or (turns and not any(_uncaptured(conversations))):
-            examples.append(Example(rollout=rollout, turns=turns))
+        if captured.rollout is not None or (captured.turns and not any(_uncaptured(conversations))):
+            examples.append(Example(rollout=captured.rollout, turns=list(captured.turns)))
         elif plain := build_conversations(trajectory, f"trajectory {t}"):
             examples.append(Example(conversations=plain))
         else:
@@ -106,18 +97,35 @@ def check_kind(item: Any, kind: type[Any], what: str, remedy: str = "") -> None:
         raise TypeError(" ".join(filter(None, sentences)))
 
 
-def turn_of(item: Any) -> tuple[str, str | None] | None:
-    """The captured turn, and its rollout, that a sampled choice refers to, if it does. Also of one that became a dict."""
-    extra: Any = None
-    if isinstance(item, BaseModel):
-        extra = (item.model_extra or {}).get("art")
-    elif isinstance(item, Mapping):
-        extra = cast(Mapping[str, Any], item).get("art")
-    if isinstance(extra, Mapping):
-        turn, rollout = (cast(Mapping[str, Any], extra).get(key) for key in ("turn", "rollout"))
-        if isinstance(turn, str):
-            return turn, rollout if isinstance(rollout, str) else None
+@dataclass(frozen=True)
+class Reference:
+    """Names the captured turn that a sampled answer is, and its rollout."""
+
+    turn: str | None
+    """``None``: the prompt filled the context, so nothing was sampled."""
+    rollout: str | None
+
+
+def find_reference(item: Any) -> Reference | None:
+    """The reference that the gateway left on an answer: on a choice or response, also of one that became a dict."""
+    found = read_reference(item)
+    if found is None:
+        return None
+    turn, rollout = found["turn"], found.get("rollout")
+    return Reference(turn if isinstance(turn, str) else None, rollout if isinstance(rollout, str) else None)
+
+
+def read_reference(item: Any) -> Mapping[str, Any] | None:
+    """The reference as it was sent, wherever the client or its wrapper keeps fields that it does not know."""
+    fields = _mapping(vars(item) | (item.model_extra or {}) if isinstance(item, BaseModel) else item)
+    for holder in (fields, _mapping(fields.get("provider_specific_fields"))):  # litellm moves them there
+        if "turn" in (found := _mapping(holder.get("art"))):
+            return found
     return None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}
 
 
 def build_conversations(trajectory: Trajectory, where: str, *, only_choices: bool = False) -> list[Conversation]:
@@ -129,11 +137,11 @@ def build_conversations(trajectory: Trajectory, where: str, *, only_choices: boo
     """
     found: list[Conversation] = []
     for history in _histories(trajectory):
-        items = history.messages_and_choices
-        messages = cast(list[dict[str, Any]], history.messages())
+        items = [item for item in history.messages_and_choices if not _is_empty(item)]
+        messages = cast(list[dict[str, Any]], get_messages(items))
         _check_unicode(messages, where)
         spoken = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
-        chosen = [i for i in spoken if isinstance(items[i], Choice)]
+        chosen = [i for i in spoken if is_choice(items[i])]
         if spoken:
             trained = chosen if only_choices and 0 < len(chosen) < len(spoken) else None
             tools = cast("list[dict[str, Any]] | None", history.tools)
@@ -166,15 +174,73 @@ def _sampled_elsewhere(trajectory: Trajectory) -> Iterable[Any]:
         yield exchange.response
 
 
-def _reference(trajectory: Trajectory, where: str, allow_uncaptured: bool) -> TrainTrajectory | None:
+@dataclass(frozen=True)
+class _Captured:
+    """What was captured of a trajectory."""
+
+    rollout: str | None
+    """Its keyed rollout, which brings all of its own turns."""
+    turns: dict[str, str | None]
+    """The turns beside that, such as those of calls through the model's own client, and the rollout of each."""
+
+
+def _captured(trajectory: Trajectory) -> _Captured:
+    conversations = [history.messages_and_choices for history in _histories(trajectory)]
+    sampled = [*(item for items in conversations for item in items), *_sampled_elsewhere(trajectory)]
+    found = [reference for item in sampled if (reference := find_reference(item))]
+    keyed = trajectory.rollout_id
+    turns = {one.turn: one.rollout for one in found if one.turn is not None and (not keyed or one.rollout != keyed)}
+    return _Captured(keyed, turns)
+
+
+@dataclass(frozen=True)
+class _Once:
+    """Refuses what would train a turn twice: a copy, another trajectory that holds the turn or the rollout around it."""
+
+    runs: dict[int, str] = field(default_factory=dict[int, str])
+    """By the identity of the object: what tells the same run from an equal one where nothing was captured."""
+    rollouts: dict[str, str] = field(default_factory=dict[str, str])
+    """By keyed rollout: the trajectory that trains all of it."""
+    parts: dict[str, str] = field(default_factory=dict[str, str])
+    """By rollout: the first trajectory that trains single turns of it."""
+    turns: dict[str, str] = field(default_factory=dict[str, str])
+
+    def check(self, trajectory: Trajectory, captured: _Captured, where: str) -> None:
+        """Raises NoTrainingDataError: An earlier trajectory trains the same."""
+        self._refuse(self.runs.get(id(trajectory)), where, "they are one object")
+        self.runs[id(trajectory)] = where
+        if (rollout := captured.rollout) is not None:
+            first = self.rollouts.get(rollout) or self.parts.get(rollout)
+            self._refuse(first, where, f"both would train turns of rollout {rollout}")
+            self.rollouts[rollout] = where
+        for turn, around in captured.turns.items():
+            first = self.turns.get(turn) or (self.rollouts.get(around) if around is not None else None)
+            self._refuse(first, where, f"both would train turn {turn}")
+            self.turns[turn] = where
+            if around is not None:
+                self.parts.setdefault(around, where)
+
+    def _refuse(self, first: str | None, where: str, why: str) -> None:
+        if first is not None:
+            raise NoTrainingDataError(
+                f"{where} is the same run as {first}: {why}. What a run sampled is trained once, and counts once in what the "
+                "others are compared with: run the agent again, or leave one out. Nothing was sent."
+            )
+
+
+def _member(trajectory: Trajectory, captured: _Captured, where: str, allow_uncaptured: bool) -> TrainTrajectory:
     metrics = {name: as_number(value, f"the metric {name!r} of {where}") for name, value in trajectory.metrics.items()}
-    metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
-    keyed, turns = _captured(trajectory)
-    if turns or keyed is not None:
-        return TrainTrajectory(reward=trajectory.reward, rollout=keyed, turns=turns, metrics=metrics)
+    sent = TrainTrajectory(
+        reward=trajectory.reward,
+        rollout=captured.rollout,
+        turns=list(captured.turns),
+        metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
+    )
+    if captured.rollout is not None or captured.turns:
+        return sent
     if allow_uncaptured:
         plain = build_conversations(trajectory, where, only_choices=True)
-        return TrainTrajectory(reward=trajectory.reward, conversations=plain, metrics=metrics) if plain else None
+        return sent.model_copy(update={"conversations": plain})
     if reasons := list(_uncaptured([history.messages_and_choices for history in _histories(trajectory)])):
         raise NoTrainingDataError(
             f"No suitable data in {where}: " + "; ".join(reasons[:5]) + ". Append the sampled choice itself, "
@@ -182,17 +248,12 @@ def _reference(trajectory: Trajectory, where: str, allow_uncaptured: bool) -> Tr
             "with `async with model.rollout() as r` and let the agent call r.base_url with r.api_key. For data from elsewhere pass allow_training_without_logprobs=True: it is "
             "tokenised with the chat template, and the policy's own log-probabilities stand in. Nothing was sent."
         )
-    return None
+    return sent
 
 
-def _captured(trajectory: Trajectory) -> tuple[str | None, list[str]]:
-    """The keyed rollout of a trajectory, and the captured turns beside it."""
-    conversations = [history.messages_and_choices for history in _histories(trajectory)]
-    sampled = [*(item for items in conversations for item in items), *_sampled_elsewhere(trajectory)]
-    found = [reference for item in sampled if (reference := turn_of(item))]
-    keyed = trajectory.rollout_id
-    # a keyed rollout brings all of its own turns; calls past it, through the model's own client, count beside them
-    return keyed, list(dict.fromkeys(turn for turn, rollout in found if keyed is None or rollout != keyed))
+def _is_empty(item: Any) -> bool:
+    """Whether it is the answer to a prompt that left no room to sample anything."""
+    return (reference := find_reference(item)) is not None and reference.turn is None
 
 
 def _uncaptured(conversations: Iterable[MessagesAndChoices]) -> Iterable[str]:
@@ -200,9 +261,9 @@ def _uncaptured(conversations: Iterable[MessagesAndChoices]) -> Iterable[str]:
     for h, items in enumerate(conversations):
         history = f" of additional history {h - 1}" if h else ""
         for i, item in enumerate(items):
-            if turn_of(item) is not None:
+            if find_reference(item) is not None:
                 continue
-            if isinstance(item, Choice):
+            if is_choice(item):
                 yield f"turn {i}{history} was sampled from another endpoint, whose tokens were not captured"
             elif isinstance(item, BaseModel):
                 yield f"turn {i}{history} is a {type(item).__name__}, not the sampled Choice that holds it"

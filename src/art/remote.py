@@ -31,6 +31,7 @@ from art.metrics_taxonomy import (
 from art.model_spec import build_registration
 from art.progress import show_training
 from art.references import build_examples, build_train_groups, check_kind
+from art.renamed import renamed
 from art.starting import StartReport
 from art.terminal import say
 from art.train_options import build_options, build_sft_options, check_names
@@ -129,11 +130,14 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
         """What the service knows about a model."""
         return await (await self._control()).get(path_of(project, name), ModelInfo)
 
-    async def open_model(self, project: str, name: str) -> "TrainableModel[Any, Any]":
+    async def open_model(self, project: str, name: str, step: int | None = None) -> "TrainableModel[Any, Any]":
         """A model that the service knows, ready to be called and trained, without saying again what it is.
 
+        Args:
+            step: Pin its names and rollouts to this policy version; ``None`` follows the latest.
+
         Raises:
-            NotFoundError: No such model.
+            NotFoundError: No such model or version.
         """
         from art.model import TrainableModel
 
@@ -149,7 +153,12 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
             inference_api_key=info.inference_api_key,
         )
         model._backend = self  # pyright: ignore[reportPrivateUsage]
-        model.inference_model_name = self._model_inference_name(model)
+        if step is not None:
+            versions = [0, *(checkpoint.step for checkpoint in await self.list_checkpoints(model))]
+            if step not in versions:
+                raise NotFoundError(f"Model {name!r} of project {project!r} has no version {step}: {versions}.", 404)
+            model._step = step  # pyright: ignore[reportPrivateUsage]
+        model.inference_model_name = model.get_inference_name()
         return model
 
     async def delete_model(self, project: str, name: str) -> ModelInfo:
@@ -231,6 +240,7 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
 
     # Training
 
+    @renamed(trajectory_groups="groups")
     async def train(
         self,
         model: AnyTrainableModel,
@@ -315,13 +325,11 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
     async def _finish_job(
         self, model: AnyTrainableModel, request: TrainRequest | TrainSftRequest, verbose: bool
     ) -> WireTrainResult:
-        """Run a job, tell its warnings, and point the model to the version that it made."""
+        """Run a job, whose events tell its warnings, and point the model to the version that it made."""
         result = await self._run_job(request, verbose)
         self._steps[model.project, model.name] = result.step
         self._results[model.project, model.name] = result
         model.inference_model_name = self._model_inference_name(model)
-        for warning in result.warnings:
-            say(f"warning: {warning}")
         if not result.trained:
             say(
                 f"warning: nothing was trained in step {result.step} of {model.name}: {result.reason or 'no learning signal'}"
@@ -443,6 +451,8 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
     async def record_metrics(
         self, model: "Model[Any, Any]", metrics: Mapping[str, float], *, split: str, step: int
     ) -> None:
+        if not model.trainable:  # the service does not know it, and may not even run
+            return
         row = MetricRow(step=step, split=split, metrics=dict(metrics))
         try:
             control = await self._control()

@@ -1,11 +1,13 @@
-"""One run of an agent, captured under a key of its own."""
+"""One run of an agent, captured under a key of its own where the model is one that learns."""
 
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from openai.types.chat.chat_completion import Choice
 
-from art.backend import RolloutSource
+from art.active import recording
 from art.trajectories import History, Trajectory
 from art.wire import RolloutTree, TreeNode
 
@@ -28,13 +30,15 @@ class Rollout:
     True
     """
 
-    id: str
+    id: str | None
+    """``None`` for a model that is not trained: nothing is captured at its endpoint."""
     base_url: str
     """Ends with ``/v1``, as OpenAI's clients expect it."""
     api_key: str
-    """Opens this rollout's endpoint and nothing else."""
+    """Opens this rollout's endpoint and nothing else. The model's own key for one that is not trained."""
     _client: "AsyncOpenAI"
-    _source: RolloutSource
+    _read: Callable[[], Awaitable[list[History]]]
+    """Tells the conversations so far."""
 
     def openai_client(self) -> "AsyncOpenAI":
         """A client of this rollout's endpoint. Any other client works as well, in any language."""
@@ -72,18 +76,33 @@ class Rollout:
         already.
 
         Args:
-            trajectory: Its conversations are replaced, by one for each path through the rollout: the first begun first.
+            trajectory: Its conversations are replaced, by one for each path through the rollout: the first begun first. Of a
+                model that is not trained only the calls of clients that record (``art.capture``) are known, and the
+                conversations stay as they are where there was none.
         """
-        return fill_in(trajectory, await self._source.get_rollout(self.id))
+        histories = await self._read()
+        return fill_in(trajectory, histories) if histories or self.id is not None else trajectory
 
 
-def fill_in(trajectory: Trajectory, tree: RolloutTree) -> Trajectory:
+def fill_in(trajectory: Trajectory, histories: Sequence[History]) -> Trajectory:
     """Replace the conversations of a trajectory by those of a rollout, the first begun first."""
-    histories = read_conversations(tree)
     main = histories[0] if histories else History(messages_and_choices=[])
     trajectory.messages_and_choices, trajectory.tools = main.messages_and_choices, main.tools
-    trajectory.additional_histories = histories[1:]
+    trajectory.additional_histories = list(histories[1:])
     return trajectory
+
+
+@asynccontextmanager
+async def record_rollout(client: "AsyncOpenAI") -> AsyncGenerator[Rollout]:
+    """A run at an endpoint that captures nothing: what recording clients do inside is all that is known of it."""
+    seen = Trajectory()
+
+    async def read() -> list[History]:
+        main = History(messages_and_choices=seen.messages_and_choices, tools=seen.tools)
+        return [main, *seen.additional_histories] if seen.messages_and_choices else []
+
+    with recording(seen):
+        yield Rollout(None, str(client.base_url).rstrip("/"), client.api_key, client, read)
 
 
 def read_conversations(tree: RolloutTree) -> list[History]:

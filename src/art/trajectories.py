@@ -18,6 +18,7 @@ from art import environment
 from art.active import active_trajectory
 from art.exchanges import TrajectoryExchanges
 from art.gather import gather_or_cancel, get_gather_context, record_metrics
+from art.renamed import renamed
 from art.types import Messages, MessagesAndChoices, Tools
 
 __all__ = ["History", "MetadataValue", "PydanticException", "Trajectory", "TrajectoryGroup", "get_messages"]
@@ -117,6 +118,7 @@ class Trajectory(BaseModel):
         self.metrics["duration"] = (datetime.now(self.start_time.tzinfo) - self.start_time).total_seconds()
         return self
 
+    @renamed(metric_name="name")
     @asynccontextmanager
     async def track_duration(self, name: str) -> AsyncGenerator[None]:
         """Add the seconds spent inside to ``metrics[f"{name}_duration"]``, also when the body raises."""
@@ -174,7 +176,7 @@ class Trajectory(BaseModel):
     def for_logging(self) -> dict[str, Any]:
         """A JSON-able summary; each message says whether it is ``trainable``, that is, was sampled."""
         messages = [
-            {**message, "trainable": isinstance(item, Choice)}
+            {**message, "trainable": is_choice(item)}
             for item, message in zip(self.messages_and_choices, self.messages(), strict=True)
         ]
         return {
@@ -192,6 +194,7 @@ class Trajectory(BaseModel):
         return f"Trajectory(reward={self.reward}, metrics={self.metrics}, metadata={self.metadata})"
 
 
+@renamed(messages_and_choices="items")
 def get_messages(items: MessagesAndChoices) -> Messages:
     """Turn sampled choices into plain assistant messages; missing content becomes an empty string.
 
@@ -211,10 +214,22 @@ def get_messages(items: MessagesAndChoices) -> Messages:
             message = cast(BaseModel, item).model_dump(mode="json", exclude_none=True)
         else:
             message = dict(cast(Mapping[str, Any], item))
+        if is_choice(message):
+            message = {key: value for key, value in message["message"].items() if key in _SPOKEN and value is not None}
         if message.get("content") is None:
             message["content"] = ""
         messages.append(message)
     return cast(Messages, messages)
+
+
+_SPOKEN = ("role", "content", "tool_calls")
+"""What a plain message keeps of a choice."""
+
+
+def is_choice(item: Any) -> bool:
+    """Whether an item was sampled: a choice of OpenAI's SDK, of a wrapper such as litellm, or one that became a dict."""
+    fields = cast("Mapping[str, Any]", vars(item) if isinstance(item, BaseModel) else item)
+    return "finish_reason" in fields and "message" in fields
 
 
 class TrajectoryGroup(BaseModel):

@@ -1,76 +1,127 @@
 """Where the tokens of what is to be trained are: in captured rollouts and turns, in the request, or in plain messages."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from art.wire import Conversation, Example, RolloutInfo, RolloutRows, TokenRow
+from art.wire import Conversation, Example, RolloutInfo, TokenRow, TrainGroup
 from art_backend.errors import BadRequestError, NotFoundError
 from art_backend.gateway.render import ChatRenderer
+from art_backend.gateway.tree import Turn
 from art_backend.serving import ServedPolicy
 from art_backend.store.captures import CaptureStore
 from art_backend.store.runs import RunStore
 from art_backend.training.conversations import render_conversation
-from art_backend.training.sequences import learn_everything
+from art_backend.training.sequences import build_rows, learn_everything
+from art_backend.training.types import ScoredTrajectory
 
 TrainOn = Literal["assistant", "all"]
 
+_NAMED = 5
+"""How many trajectories a warning names."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The tokens of an example."""
+
+    rows: list[TokenRow]
+    turns: list[str]
+    """Ids of the captured turns that it holds."""
+    untrainable: list[str]
+    """One sentence per turn that cannot be trained."""
+
 
 class ExampleFinder:
-    """Finds the training rows of the examples of a request. ``where`` is an example's path in it, for errors."""
+    """Finds the training rows of the examples of a request."""
 
     def __init__(self, captures: CaptureStore, runs: RunStore) -> None:
         self._captures = captures
         self._runs = runs
 
-    async def find_rows(self, policy: ServedPolicy, example: Example, where: str) -> tuple[list[TokenRow], list[str]]:
-        """The rows of an example for reinforcement learning, and a sentence for each turn that cannot be trained.
+    async def find_groups(
+        self, policy: ServedPolicy, groups: Sequence[TrainGroup]
+    ) -> tuple[list[list[ScoredTrajectory]], list[str]]:
+        """The rows of every trajectory, and one sentence for each reason why something is left out.
+
+        A trajectory in which nothing was sampled has no rows: its reward still counts in its group.
 
         Raises:
-            BadRequestError: There is no row; the message says why, and names the example.
+            BadRequestError: A group is empty, tokens cannot be found, a turn would be trained twice, or the sampling settings
+                of all that was captured leave nothing to train; the message names the trajectory.
         """
-        return await self._find(policy, example, where, imitate=False, train_on="assistant")
+        scored: list[list[ScoredTrajectory]] = []
+        silent: list[tuple[str, Example]] = []
+        untrainable: list[tuple[str, str]] = []
+        trained_by: dict[str, str] = {}
+        for g, group in enumerate(groups):
+            if not group.trajectories:
+                raise BadRequestError(
+                    f"groups.{g} has no trajectories. Leave out groups in which every rollout failed.",
+                    param=f"groups.{g}",
+                )
+            scored.append([])
+            for t, trajectory in enumerate(group.trajectories):
+                where = f"groups.{g}.trajectories.{t}"
+                found = await self._find(policy, trajectory, where, imitate=False, train_on="assistant")
+                for turn in found.turns:
+                    _check_once(turn, where, trained_by.setdefault(turn, where))
+                scored[g].append(ScoredTrajectory(trajectory.reward, found.rows))
+                untrainable += [(where, sentence) for sentence in found.untrainable]
+                if not (found.rows or found.untrainable):
+                    silent.append((where, trajectory))
+        if untrainable and not any(trajectory.rows for group in scored for trajectory in group):
+            where, why = untrainable[0]
+            raise BadRequestError(f"{where}: no token to train on. {why}", param=where)
+        return scored, tell_untrainable(untrainable) + self._tell_silent(silent)
 
     async def find_rows_to_imitate(
         self, policy: ServedPolicy, example: Example, where: str, train_on: TrainOn
     ) -> list[TokenRow]:
         """The rows of an example for supervised fine-tuning; what was captured counts whatever its settings.
 
+        Args:
+            where: The example's path in the request, for errors.
+
         Raises:
             BadRequestError: There is no row; the message says why, and names the example.
         """
-        rows, _ = await self._find(policy, example, where, imitate=True, train_on=train_on)
-        return learn_everything(rows) if train_on == "all" else rows
+        found = await self._find(policy, example, where, imitate=True, train_on=train_on)
+        if not found.rows:
+            raise BadRequestError(f"{where}: no token to train on. {self._why_silent(example)}", param=where)
+        return learn_everything(found.rows) if train_on == "all" else found.rows
 
     async def _find(
         self, policy: ServedPolicy, example: Example, where: str, *, imitate: bool, train_on: TrainOn
-    ) -> tuple[list[TokenRow], list[str]]:
-        captured: list[RolloutRows] = []
+    ) -> _Found:
+        _check_versions(policy, example, where)
+        found = _Found([*example.rows], [], [])
+        for turns in self._captured(policy, example, where).values():
+            rows, untrainable = build_rows([*turns], imitate=imitate)
+            found.rows.extend(rows)
+            found.turns.extend(turn.id for turn in turns)
+            found.untrainable.extend(untrainable)
+        for i, conversation in enumerate(example.conversations):
+            found.rows.extend(
+                await asyncio.to_thread(_render, policy.renderer, conversation, f"{where}.conversations.{i}", train_on)
+            )
+        return found
+
+    def _captured(self, policy: ServedPolicy, example: Example, where: str) -> dict[str, Iterable[Turn]]:
+        """The captured turns of an example by rollout, each once."""
+        captured: dict[str, Iterable[Turn]] = {}
         try:
             if example.rollout is not None:
-                captured.append(self._captures.rows(example.rollout, imitate=imitate))
-            if example.turns:
-                captured += self._captures.rows_for_turns(example.turns, imitate=imitate)
-            for part in captured:
-                self._check_tokens(policy, self._captures.get(part.rollout), where)
+                self._captures.get(example.rollout)
+                captured[example.rollout] = self._captures.tree(example.rollout).turns.values()
+            for rollout, turns in self._captures.find_turns(example.turns).items():
+                captured.setdefault(rollout, turns)  # a whole rollout holds its single turns
+            for rollout in captured:
+                self._check_tokens(policy, self._captures.get(rollout), where)
         except NotFoundError as error:
             raise BadRequestError(f"{where}: {error.message}", param=where) from error
-        for r, row in enumerate(example.rows):
-            if (latest := max(row.policy_versions, default=-1)) > policy.step:
-                at = f"{where}.rows.{r}.policy_versions"
-                raise BadRequestError(
-                    f"{at}: version {latest} is later than the model's latest, {policy.step}.", param=at
-                )
-        rows = [*example.rows, *(row for part in captured for row in part.rows)]
-        untrainable = [sentence for part in captured for sentence in part.untrainable_turns]
-        for i, conversation in enumerate(example.conversations):
-            rows += await asyncio.to_thread(
-                _render, policy.renderer, conversation, f"{where}.conversations.{i}", train_on
-            )
-        if not rows:
-            why = "; ".join(untrainable[:3]) or _why_nothing(example)
-            raise BadRequestError(f"{where}: no token to train on. {why}", param=where)
-        return rows, untrainable
+        return captured
 
     def _check_tokens(self, policy: ServedPolicy, rollout: RolloutInfo, where: str) -> None:
         """Raise BadRequestError where captured ids are those of another vocabulary."""
@@ -83,21 +134,47 @@ class ExampleFinder:
                 param=where,
             )
 
+    def _tell_silent(self, silent: Sequence[tuple[str, Example]]) -> list[str]:
+        if not silent:
+            return []
+        named = " ".join(f"{where}: {self._why_silent(example)}" for where, example in silent[:_NAMED])
+        more = f" (and {len(silent) - _NAMED} more)" if len(silent) > _NAMED else ""
+        return [
+            f"{len(silent)} trajectories have no token to train and were left out; their rewards still count in their groups."
+            f" {named}{more}"
+        ]
 
-def _why_nothing(example: Example) -> str:
-    if example.rollout is None:
-        return "Give it a rollout id, turn ids, rows of tokens, or conversations."
-    return (
-        f"Nothing was sampled in rollout {example.rollout}: let the agent call the rollout's own base_url with its api_key. For what "
-        "was sampled elsewhere leave out rollout_id and pass allow_training_without_logprobs=True."
-    )
+    def _why_silent(self, example: Example) -> str:
+        if example.rollout is None:
+            return "No call of the model was captured for it: give it a rollout id, turn ids, rows of tokens, or conversations."
+        if self._captures.get(example.rollout).truncated:
+            return f"The first prompt of rollout {example.rollout} fills the model's context; nothing was sampled."
+        return (
+            f"Nothing was sampled in rollout {example.rollout}: an agent must call the rollout's own base_url with its api_key. For "
+            "what was sampled elsewhere leave out rollout_id and pass allow_training_without_logprobs=True."
+        )
+
+
+def _check_versions(policy: ServedPolicy, example: Example, where: str) -> None:
+    for r, row in enumerate(example.rows):
+        if (latest := max(row.policy_versions, default=-1)) > policy.step:
+            at = f"{where}.rows.{r}.policy_versions"
+            raise BadRequestError(f"{at}: version {latest} is later than the model's latest, {policy.step}.", param=at)
+
+
+def _check_once(turn: str, where: str, first: str) -> None:
+    if first != where:
+        raise BadRequestError(
+            f"{where} is the same run as {first}: both would train turn {turn}. A turn is trained once: leave one of them out.",
+            param=where,
+        )
 
 
 def tell_untrainable(found: Sequence[tuple[str, str]]) -> list[str]:
     """One sentence for each reason why turns were left out.
 
     Args:
-        found: (trajectory, a sentence of ``build_rows``).
+        found: (the path of a trajectory, a sentence of ``build_rows``).
     """
     by_reason: dict[str, list[str]] = {}
     for where, sentence in found:

@@ -28,7 +28,7 @@ from art_backend.base_models import find_base_model
 from art_backend.devices import Device, find_usable_devices
 from art_backend.engines import Engines
 from art_backend.errors import BadRequestError, ConflictError, NotFoundError, ServiceError
-from art_backend.examples import ExampleFinder, tell_untrainable
+from art_backend.examples import ExampleFinder
 from art_backend.gateway.limits import ProjectLimits
 from art_backend.gateway.ports import Identity, ServedModel
 from art_backend.gateway.render import ChatRenderer
@@ -44,7 +44,7 @@ from art_backend.store.checkpoints import CheckpointStore
 from art_backend.store.database import open_database, write_back
 from art_backend.store.runs import RunStore
 from art_backend.trainer_pool import TrainerPool
-from art_backend.training.types import AnyInput, ScoredTrajectory, SftInput, StepInput
+from art_backend.training.types import AnyInput, SftInput, StepInput
 
 RETENTION_CHECK_S = 3600.0
 """How often old captures are looked for."""
@@ -310,23 +310,7 @@ class Service:
         digest = await asyncio.to_thread(_digest, request)
         if (known := self.jobs.find(policy.project, policy.name, request.idempotency_key, digest)) is not None:
             return known
-        for g, group in enumerate(request.groups):
-            if not group.trajectories:
-                raise BadRequestError(
-                    f"groups.{g} has no trajectories. Leave out groups in which every rollout failed.",
-                    param=f"groups.{g}",
-                )
-        left_out: list[tuple[str, str]] = []
-        groups: list[list[ScoredTrajectory]] = []
-        for g, group in enumerate(request.groups):
-            members: list[ScoredTrajectory] = []
-            for t, trajectory in enumerate(group.trajectories):
-                where = f"groups.{g}.trajectories.{t}"
-                rows, untrainable = await self._examples.find_rows(policy, trajectory, where)
-                members.append(ScoredTrajectory(trajectory.reward, rows))
-                left_out += [(where, sentence) for sentence in untrainable]
-            groups.append(members)
-        warnings = tell_untrainable(left_out)
+        groups, warnings = await self._examples.find_groups(policy, request.groups)
         return self._submit(
             policy, request, digest, JobKind.TRAIN, lambda step: StepInput(groups, request.options, step, warnings)
         )

@@ -74,6 +74,8 @@ class FakeService:
         if final is None:
             self.step += 1
             result = self.result or TrainResult(step=self.step, trained=True, metrics={"loss/train": 0.5})
+            for warning in result.warnings:
+                self.add_event("warning", {"message": warning})
             final = self.job(JobState.SUCCEEDED, result=result.model_dump(mode="json"))
         self.add_event("state", final.model_dump(mode="json"))
         return self.job(JobState.QUEUED)

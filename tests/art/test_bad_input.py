@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import itertools
 import random
 import resource
 import signal
@@ -75,8 +76,10 @@ async def test_what_is_no_run_of_its_own_is_refused_before_anything_is_sent(serv
     pupil = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
     await pupil.register(backend)
 
+    turns = itertools.count()
+
     def run(reward=0.0, **fields):
-        return art.Trajectory(messages_and_choices=[make_choice()], reward=reward, **fields)
+        return art.Trajectory(messages_and_choices=[make_choice(turn=f"t{next(turns)}")], reward=reward, **fields)
 
     twice, wordy, odd = run(), run(), run()
     wordy.reward, odd.metrics["turns"] = "good", "many"
@@ -266,10 +269,11 @@ async def test_two_trainings_of_one_model_at_once(service, tmp_path, make_choice
     async def play(model, scenario):
         nonlocal turn
         turn += 1
-        if turn == 1:
+        mine = turn
+        if mine == 1:
             with pytest.raises(ConflictError, match=r"'m' of project 'p' is being trained already.*another name"):
                 await train()
-        return art.Trajectory(messages_and_choices=[make_choice(turn=f"t{turn}")], reward=turn)
+        return art.Trajectory(messages_and_choices=[make_choice(turn=f"t{mine}")], reward=mine)
 
     def train():
         return art.train(pupil, play, ["a"], steps=1, groups_per_step=1, group_size=2, show_progress=False)

@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 import art
-from art.errors import BackendDiedError, BackendError, ConflictError, MissingExtraError, NotFoundError
+from art.errors import BackendDiedError, BackendError, BadRequestError, ConflictError, MissingExtraError, NotFoundError
 from art.local import service as local_service
 from art.utils.trajectory_logging import read_trajectory_groups_parquet
 
@@ -174,6 +174,10 @@ async def test_a_checkpoint_is_found_and_copied(tmp_path):
         (tmp_path / "art/p/models/m/checkpoints" / step).mkdir(parents=True)
         (tmp_path / "art/p/models/m/checkpoints" / step / "weights").write_text(step)
     latest = await backend._experimental_pull_model_checkpoint(model)
+    assert await backend._experimental_pull_model_checkpoint(model, step="latest", verbose=True) == latest
+    for bucket in ({"s3_bucket": "b"}, {"prefix": "p"}):
+        with pytest.raises(BadRequestError, match="leave s3_bucket and prefix out"):
+            await backend._experimental_pull_model_checkpoint(model, step="latest", **bucket)
     assert latest == str(tmp_path / "art/p/models/m/checkpoints/0003")
     copy = await backend._experimental_pull_model_checkpoint(model, step=1, local_path=tmp_path / "copy")
     assert (copy, (tmp_path / "copy/weights").read_text()) == (str(tmp_path / "copy"), "0001")

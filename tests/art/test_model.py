@@ -106,6 +106,31 @@ async def test_endpoint(model, tmp_path):
     assert await prompted.get_step() == 0
 
 
+async def test_a_model_that_is_not_trained_needs_no_service(tmp_path, read_history):
+    """Every call that a prompted baseline is used with, registered with a backend whose service does not run."""
+    prompted = art.Model(
+        name="x", project="p", inference_model_name="gpt", inference_api_key="k", inference_base_url="http://x/v1"
+    )
+    async with art.LocalBackend(path=tmp_path) as backend:
+        await prompted.register(backend)
+        for split in ("val", "train"):
+            await prompted.log([art.Trajectory(reward=1.0)], split=split, metrics={"wins": 1})
+        assert (await prompted.get_step(), prompted.get_inference_name()) == (0, "gpt")
+        assert prompted.litellm_completion_params()["model"] == "gpt"
+        prompted.merge_state({"seen": 3})
+        prompted.metrics_builder("eval")
+        async with prompted.rollout() as run:
+            assert (run.id, run.base_url, run.api_key) == (None, "http://x/v1", "k")
+            assert run.trajectory(reward=0.5).rollout_id is None
+        with pytest.raises(ValueError, match="'x' is not trained, so it has no version 3"):
+            async with prompted.rollout(step=3):
+                pass
+        assert backend._service.pid is None, "no service was started"
+    directory = tmp_path / "p/models/x"
+    assert [row["val/reward"] for row in read_history(prompted) if "val/reward" in row] == [1.0]
+    assert {path.name for path in directory.glob("trajectories/*/*.parquet")} == {"0000.parquet"}
+
+
 def test_state(model):
     assert model.read_state() is None
     model.overwrite_state({"a": {"x": 1}, "b": 1})

@@ -1,3 +1,4 @@
+import copy
 import json
 
 import pytest
@@ -70,12 +71,36 @@ def test_other_assistants_beside_sampled_turns_are_context(make_choice):
     assert (sent.turns, left_out) == (["a"], [])
 
 
-def test_a_run_without_any_call_is_left_out_and_told():
-    sent, left_out = only(art.Trajectory(messages_and_choices=[{"role": "user", "content": "q"}], reward=-1))
-    assert sent == []
-    assert left_out == [
-        "group 0, trajectory 0: no model was called in it, so there is nothing to learn from; it was left out"
-    ]
+OVERFLOWED = {"turn": None, "rollout": None, "policy_version": 0}
+
+
+@pytest.mark.parametrize("allow_uncaptured", [False, True])
+@pytest.mark.parametrize("rollout", [None, "ambient"])
+@pytest.mark.parametrize("called", [False, True])
+def test_a_run_in_which_nothing_was_sampled_is_sent_with_its_reward_alone(
+    make_choice, called, rollout, allow_uncaptured
+):
+    """No call at all, or one whose prompt filled the context: its choice was appended."""
+    items = [{"role": "user", "content": "q"}]
+    if called:
+        items.append(make_choice("", turn=None, finish_reason="length", art={**OVERFLOWED, "rollout": rollout}))
+    group = art.TrajectoryGroup([art.Trajectory(messages_and_choices=items, reward=-1)])
+    ((built,), left_out) = build_train_groups([group], allow_uncaptured=allow_uncaptured)
+    assert [member.model_dump(exclude_defaults=True) for member in built.trajectories] == [{"reward": -1.0}]
+    assert left_out == []
+
+
+def test_an_overflowed_choice_at_the_end_changes_nothing_of_the_turns_before_it(make_choice):
+    question = {"role": "user", "content": "q"}
+    overflowed = make_choice("", turn=None, finish_reason="length", art=OVERFLOWED)
+    trajectory = art.Trajectory(messages_and_choices=[question, make_choice(turn="a"), question, overflowed])
+    (sent,), _ = only(trajectory)
+    assert sent.turns == ["a"]
+    (example,) = build_examples([trajectory])
+    assert (example.turns, example.conversations) == (["a"], []), "learned by its exact ids"
+    trajectory.messages_and_choices[1:2] = [{"role": "assistant", "content": "plain"}]
+    (example,) = build_examples([trajectory])
+    assert [message["role"] for message in example.conversations[0].messages] == ["user", "assistant", "user"]
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
@@ -99,6 +124,60 @@ def test_calls_past_a_keyed_rollout_count_beside_it(make_choice):
     )
     (sent,), _ = only(trajectory)
     assert (sent.rollout, sent.turns) == ("ro_1", ["past it"])
+
+
+def trajectories_with_a_turn_in_common(make_choice):
+    """By what they are: two trajectories that would train one turn twice, and words of the error."""
+    t = art.Trajectory(messages_and_choices=[make_choice(turn="a"), make_choice(turn="b")], reward=1.0)
+    keyed = art.Trajectory(rollout_id="ro_1", reward=1.0)
+    plain = art.Trajectory(messages_and_choices=[{"role": "assistant", "content": "a"}])
+    aside = art.trajectories.History(messages_and_choices=[make_choice(turn="b")])
+    past = make_choice(turn="c", art={"turn": "c", "rollout": "ambient", "policy_version": 0})
+    return {
+        "the same object": (t, t, "they are one object"),
+        "the same object without a turn": (plain, plain, "they are one object"),
+        "model_copy": (t, t.model_copy(update={"reward": 0.0}), "turn a"),
+        "copy": (t, copy.copy(t), "turn a"),
+        "deep copy": (t, copy.deepcopy(t), "turn a"),
+        "through JSON": (t, art.Trajectory.model_validate_json(t.model_dump_json()), "turn a"),
+        "one turn": (t, art.Trajectory(messages_and_choices=[make_choice(turn="b")]), "turn b"),
+        "an additional history": (t, art.Trajectory(additional_histories=[aside]), "turn b"),
+        "two additional histories": (
+            art.Trajectory(additional_histories=[aside]),
+            art.Trajectory(additional_histories=[copy.deepcopy(aside)]),
+            "turn b",
+        ),
+        "one rollout": (keyed, art.Trajectory(rollout_id="ro_1"), "turns of rollout ro_1"),
+        "a turn of a rollout": (keyed, art.Trajectory(messages_and_choices=[make_choice(turn="a")]), "turn a"),
+        "the rollout of a turn": (t, keyed, "turns of rollout ro_1"),
+        "past two rollouts": (
+            art.Trajectory(rollout_id="ro_2", messages_and_choices=[past]),
+            art.Trajectory(rollout_id="ro_3", messages_and_choices=[past]),
+            "turn c",
+        ),
+    }
+
+
+@pytest.mark.parametrize("across_groups", [False, True])
+def test_a_turn_is_trained_once(make_choice, across_groups):
+    for case, (first, second, words) in trajectories_with_a_turn_in_common(make_choice).items():
+        groups = [[first], [second]] if across_groups else [[first, second]]
+        where = "group 1, trajectory 0" if across_groups else "group 0, trajectory 1"
+        with pytest.raises(NoTrainingDataError) as caught:
+            build_train_groups([art.TrajectoryGroup(group) for group in groups], allow_uncaptured=True)
+        assert str(caught.value).startswith(f"{where} is the same run as group 0, trajectory 0: "), case
+        assert words in str(caught.value), case
+
+
+def test_runs_that_share_no_turn_are_compared(make_choice):
+    """Also those of one ambient rollout, and plain conversations that happen to be equal."""
+    apart = [art.Trajectory(messages_and_choices=[make_choice(turn=turn)]) for turn in "ab"]
+    equal = [art.Trajectory(messages_and_choices=[{"role": "assistant", "content": "yes"}]) for _ in range(2)]
+    ((first, second), _) = build_train_groups(
+        [art.TrajectoryGroup(apart), art.TrajectoryGroup(equal)], allow_uncaptured=True
+    )
+    assert [member.turns for member in first.trajectories] == [["a"], ["b"]]
+    assert [len(member.conversations) for member in second.trajectories] == [1, 1]
 
 
 def test_examples_are_references_where_everything_was_captured_and_messages_elsewhere(make_choice):

@@ -152,7 +152,7 @@ async def test_an_empty_step_is_reported(service, registered, groups, capsys):
     assert result.metrics["data/step_num_gradient_steps"] == 0.0
     told = capsys.readouterr().err
     assert "nothing was trained in step 1 of m: all rewards are equal" in told
-    assert "one row was dropped" in told
+    assert told.count("one row was dropped") == 1
 
 
 async def test_bad_input_is_refused_before_anything_is_sent(service, registered, groups):

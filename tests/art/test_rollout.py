@@ -5,25 +5,11 @@ import pytest
 from tests.art_backend.gateway.conftest import start_gateway
 
 import art
-from art.backend import RolloutSource
 from art.references import build_train_groups
-from art.rollout import Rollout
+from art.rollout import Rollout, read_conversations
 
 CALL = 'Hm.\n<tool_call>\n{"name": "f", "arguments": {"x":  1}}\n</tool_call>'
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {}}}}}
-
-
-class Captured(RolloutSource):
-    """The gateway's own store, without the control API in between."""
-
-    def __init__(self, gateway):
-        self._captures = gateway.captures
-
-    async def create_rollout(self, model, step):
-        raise NotImplementedError
-
-    async def get_rollout(self, rollout_id):
-        return self._captures.describe(rollout_id)
 
 
 @pytest.fixture
@@ -35,7 +21,12 @@ async def gateway(tmp_path):
 @pytest.fixture
 def rollout(gateway):
     info = gateway.rollout()
-    return Rollout(info.id, f"{gateway.url}/v1", info.api_key, gateway.client(info.api_key), Captured(gateway))
+
+    async def read():
+        """The gateway's own store, without the control API in between."""
+        return read_conversations(gateway.captures.describe(info.id))
+
+    return Rollout(info.id, f"{gateway.url}/v1", info.api_key, gateway.client(info.api_key), read)
 
 
 def user(text):

@@ -43,7 +43,7 @@ async def test_the_agents_of_the_page_can_be_trained(model, name):
 
 def test_the_messages_that_it_explains_are_those_that_are_given():
     explained = re.findall(r'^\*\*"(.*?)"', PAGE, re.MULTILINE)
-    assert len(explained) == 4
+    assert len(explained) == 6
     source = "\n".join(path.read_text() for path in (Path(__file__).parents[2] / "src").rglob("*.py"))
     words = [re.sub(r" group 0, trajectory 0$", "", text) for text in explained]
     assert [text for text in words if text not in source] == []

@@ -20,6 +20,13 @@ async def rollout(model, scenario):
     )
     trajectory.messages_and_choices.append(answer.choices[0])
     return trajectory, sum(map(ord, answer.choices[0].message.content or "")) % 7 / 7
+
+async def documented(model, scenario):
+    async with model.rollout() as r:
+        answer = await r.openai_client().chat.completions.create(
+            model=model.get_inference_name(), messages=[{"role": "user", "content": scenario["ask"]}], max_tokens=4
+        )
+        return r.trajectory(reward=answer.choices[0].model_extra["art"]["policy_version"])
 """
 
 
@@ -59,6 +66,18 @@ async def test_train_eval_and_delete(workplace, tiny_model_path):
             ("cli/pupil@0", 6, 0),
             ("cli/pupil", 6, 0),
         ]
+
+        documented = ["cli_agent:documented", *agent[1:], "--model", "cli/pupil", "--runs", "2", "--json"]
+        pinned = ["--model", "cli/pupil@1", "--model", "cli/pupil@0"]
+        rows = json.loads((await run("eval", *documented, *pinned)).stdout)
+        assert [(row["runs"], row["failed"], row["reward"]["value"]) for row in rows] == [
+            (6, 0, 2.0),
+            (6, 0, 1.0),
+            (6, 0, 0.0),
+        ], "each answers as the version that it names"
+        missing = await run("eval", *documented, "--model", "cli/pupil@7")
+        assert missing.exit_code == 1
+        assert "has no version 7: [0, 1, 2]" in " ".join(missing.stderr.split())
 
         pruned = await run("delete", "cli/pupil", "--checkpoints", "--yes", *where)
         assert "Deleted 1 checkpoints of cli/pupil; kept: 2." in pruned.stdout

@@ -15,7 +15,9 @@ import pytest
 from tests.support import user_functions
 
 import art
-from art.errors import BackendError, NoTrainingDataError
+from art.errors import BackendError, BadRequestError, NoTrainingDataError
+from art.references import build_train_groups
+from art.wire import TrainRequest
 
 SCENARIOS = 3
 MEMBERS = 4
@@ -146,6 +148,68 @@ async def test_bad_groups_are_named_and_equal_rewards_are_an_empty_step(backend,
 
     result = await backend.train(model, await gather(model, 1), learning_rate=1e-3, verbose=False)
     assert (result.step, result.metrics["data/step_num_gradient_steps"]) == (2, 1)
+
+
+async def run_to_its_end(model, kind):
+    """An agent that speaks once, makes no call, or begins with more than the context holds; under a key, or the model's own."""
+    way, under = kind.split("/")
+    messages = [{"role": "user", "content": "x" * 5_000_000 if way == "full" else "hi"}]
+    async with model.rollout() as run:
+        client = run.openai_client() if under == "rollout" else model.openai_client()
+        trajectory = run.trajectory(reward=float(way == "speaks"))
+        trajectory.rollout_id = run.id if under == "rollout" else None
+        if way != "silent":
+            answer = await client.chat.completions.create(
+                model=model.get_inference_name(), messages=messages, max_tokens=4
+            )
+            trajectory.messages_and_choices += [messages[0], answer.choices[0]]
+        return trajectory
+
+
+async def test_a_run_in_which_nothing_was_sampled_costs_only_itself(backend, tiny_model_path, capfd):
+    model = make_model(tiny_model_path)
+    await model.register(backend)
+    for step, under in enumerate(("rollout", "model"), start=1):
+        kinds = [f"{way}/{under}" for way in ("speaks", "full", "silent")]
+        group = await art.TrajectoryGroup([run_to_its_end(model, kind) for kind in kinds])
+        result = await backend.train(model, [group], learning_rate=1e-3)
+        assert result.step == step
+        assert result.metrics["data/step_num_groups_trainable"] == 1
+        assert result.metrics["data/step_num_trajectories_trained"] == 1
+        assert result.metrics["data/step_num_trajectories_without_tokens"] == 2
+        assert result.metrics["reward/mean"] == pytest.approx(1 / 3), "its reward is an outcome like any other"
+        told = capfd.readouterr().err
+        assert told.count("2 trajectories have no token to train") == 1
+        assert "groups.0.trajectories.1: " in told
+        assert "groups.0.trajectories.2: " in told
+
+    run = await art.train(  # whole steps of them
+        model,
+        run_to_its_end,
+        ["full/rollout", "silent/rollout", "full/model"],
+        steps=4,
+        groups_per_step=3,
+        group_size=2,
+        show_progress=False,
+    )
+    assert run.step == 4
+    assert "nothing was trained in step 4 of agent: No trajectory holds a token" in capfd.readouterr().err
+
+
+async def test_copies_are_refused_here_and_by_the_service(backend, tiny_model_path):
+    model = make_model(tiny_model_path)
+    await model.register(backend)
+    first = await run_to_its_end(model, "speaks/model")
+    second = first.model_copy(update={"reward": 0.0})
+    with pytest.raises(NoTrainingDataError, match="group 0, trajectory 1 is the same run as group 0, trajectory 0"):
+        await backend.train(model, [art.TrajectoryGroup([first, second])])
+    (group,), _ = build_train_groups([art.TrajectoryGroup([first])])
+    group.trajectories.append(group.trajectories[0].model_copy(update={"reward": 0.0}))
+    request = TrainRequest(project="test", model="agent", groups=[group], idempotency_key="of another client")
+    with pytest.raises(
+        BadRequestError, match=r"groups\.0\.trajectories\.1 is the same run as groups\.0\.trajectories\.0"
+    ):
+        await backend._run_job(request, verbose=False)
 
 
 async def test_killed_children_are_told_and_replaced(backend, tiny_model_path):

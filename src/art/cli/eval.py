@@ -112,17 +112,7 @@ async def _open(target: str, service: "RemoteBackend | None", endpoint_key: str)
         )
     assert service is not None
     project, name, step = split_model(target, "--model")
-    trained = await service.open_model(project, name)
-    if step is None:
-        return trained
-    return art.Model(
-        name=name,
-        project=project,
-        inference_base_url=trained.inference_base_url,
-        inference_api_key=trained.inference_api_key,
-        inference_model_name=f"{name}@{step}",
-        report_metrics=[],
-    )
+    return await service.open_model(project, name, step)
 
 
 def _print_table(evaluations: "list[Evaluation]") -> None:

@@ -191,7 +191,7 @@ def _print_transcript(history: History, split: str, step: int, trajectory: "Traj
 
 def _fetch(trajectory: "Trajectory", backend: str | None, api_key: str | None, path: Path) -> None:
     """Fill in the conversations of a rollout that only the backend recorded, from its directory or by its address."""
-    from art.rollout import fill_in
+    from art.rollout import fill_in, read_conversations
     from art.wire import RolloutTree
 
     assert trajectory.rollout_id is not None
@@ -202,7 +202,7 @@ def _fetch(trajectory: "Trajectory", backend: str | None, api_key: str | None, p
             async with open_backend(backend, api_key, path) as service:
                 return await service.get_rollout(str(trajectory.rollout_id))
 
-        fill_in(trajectory, run_or_explain(ask))
+        fill_in(trajectory, read_conversations(run_or_explain(ask)))
         return
     command = [sys.executable, "-m", "art_backend.store", str(path), trajectory.rollout_id]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -213,7 +213,7 @@ def _fetch(trajectory: "Trajectory", backend: str | None, api_key: str | None, p
             f"read: {reason} Run this on the machine of the backend, or name its address with --backend; to log "
             "conversations, let the rollout end with `await rollout.fill(trajectory)`."
         )
-    fill_in(trajectory, RolloutTree.model_validate_json(done.stdout))
+    fill_in(trajectory, read_conversations(RolloutTree.model_validate_json(done.stdout)))
 
 
 def _as_json(trajectory: "Trajectory") -> dict[str, Any]:

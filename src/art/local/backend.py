@@ -10,12 +10,12 @@ import time
 import warnings
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from art.backend import AnyModel, AnyTrainableModel
 from art.control import ControlClient
 from art.dev.validate import is_dedicated_mode, validate_dedicated_config
-from art.errors import BackendError, ConflictError, NotFoundError
+from art.errors import BackendError, BadRequestError, ConflictError, NotFoundError
 from art.local.service import ServiceProcess
 from art.model_spec import check_names
 from art.remote import RemoteBackend
@@ -130,8 +130,8 @@ class LocalBackend(RemoteBackend):
                 f"has {' '.join(self._devices) or 'no devices of its own for either'}. Use another LocalBackend, with another path."
             )
 
-    async def open_model(self, project: str, name: str) -> "TrainableModel[Any, Any]":
-        model = await super().open_model(project, name)
+    async def open_model(self, project: str, name: str, step: int | None = None) -> "TrainableModel[Any, Any]":
+        model = await super().open_model(project, name, step)
         model.base_path = str(self._path)
         return model
 
@@ -139,14 +139,18 @@ class LocalBackend(RemoteBackend):
         self,
         model: AnyTrainableModel,
         *,
-        step: int | None = None,
+        step: int | Literal["latest"] | None = None,
         local_path: str | os.PathLike[str] | None = None,
+        s3_bucket: str | None = None,
+        prefix: str | None = None,
+        verbose: bool = False,
     ) -> str:
         """Copy a checkpoint out of the service's directory.
 
         Args:
-            step: ``None`` takes the latest one.
+            step: ``None`` or ``"latest"`` takes the latest one.
             local_path: New directory to write; ``None`` copies nothing.
+            verbose: Print what is copied.
 
         Returns:
             The copy's directory, or without ``local_path`` the checkpoint's own.
@@ -154,8 +158,15 @@ class LocalBackend(RemoteBackend):
         Raises:
             NotFoundError: There is no such checkpoint.
             FileExistsError: ``local_path`` is there already.
+            BadRequestError: An S3 bucket was given.
         """
-        wanted = get_model_step(model, str(self._path)) if step is None else step
+        if s3_bucket is not None or prefix is not None:
+            raise BadRequestError(
+                "Checkpoints lie in this backend's directory; leave s3_bucket and prefix out, and copy what comes from a bucket "
+                "there first.",
+                400,
+            )
+        wanted = get_model_step(model, str(self._path)) if step is None or step == "latest" else step
         source = self._checkpoint_path(model, wanted)
         if source is None:
             raise NotFoundError(
@@ -163,6 +174,8 @@ class LocalBackend(RemoteBackend):
             )
         if local_path is None:
             return source
+        if verbose:
+            say(f"Copying {source} to {local_path}.")
         await asyncio.to_thread(shutil.copytree, source, local_path)
         return str(local_path)
 

@@ -16,9 +16,9 @@ from art.loop.cursor import ScenarioCursor
 from art.loop.held_out import roll_out_each
 from art.loop.rollouts import GroupRunner, HoldClock, RolloutFn
 from art.metrics_taxonomy import is_trainable
-from art.references import turn_of
+from art.references import find_reference
 from art.remote import RemoteBackend
-from art.rollout import fill_in
+from art.rollout import fill_in, read_conversations
 from art.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from art.utils.output_dirs import get_output_dir_from_model_properties
 from art.wire import RolloutTree, TreeNode
@@ -189,11 +189,11 @@ async def _look_up(model: AnyTrainableModel, trajectories: list[Trajectory]) -> 
         items = [*trajectory.messages_and_choices]
         for history in trajectory.additional_histories:
             items += history.messages_and_choices
-        found = [reference for item in items if (reference := turn_of(item)) is not None]
-        turns = {turn for turn, _ in found}
-        rollouts = dict.fromkeys(rollout for _, rollout in found if rollout is not None)
+        found = [reference for item in items if (reference := find_reference(item)) is not None]
+        turns = {reference.turn for reference in found}
+        rollouts = dict.fromkeys(reference.rollout for reference in found if reference.rollout is not None)
         nodes = [node for rollout in rollouts for node in (await tree_of(rollout)).nodes if node.id in turns]
-        runs.append(_Run(None, nodes, truncated=False))
+        runs.append(_Run(None, nodes, truncated=None in turns))
     return runs
 
 
@@ -206,7 +206,11 @@ def _examples(trajectories: list[Trajectory], runs: list[_Run] | None) -> list[T
     for i in dict.fromkeys((order[0], order[-1])):
         example = trajectories[i].model_copy()
         tree = runs[i].tree if runs is not None else None
-        found.append(fill_in(example, tree) if tree is not None and not example.messages_and_choices else example)
+        found.append(
+            fill_in(example, read_conversations(tree))
+            if tree is not None and not example.messages_and_choices
+            else example
+        )
     return found
 
 

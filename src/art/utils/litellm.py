@@ -4,7 +4,11 @@ from typing import Any
 
 from openai.types.chat.chat_completion import Choice
 
+from art.references import read_reference
+from art.renamed import renamed
 
+
+@renamed(litellm_choice="choice")
 def convert_litellm_choice_to_openai(choice: Any) -> Choice:
     """Turn a finished litellm choice of an assistant into the object that trajectories hold.
 
@@ -30,7 +34,7 @@ def convert_litellm_choice_to_openai(choice: Any) -> Choice:
         "message": {"role": "assistant", "content": message.content, "tool_calls": calls or None},
         "logprobs": None if logprobs is None else {"content": _tokens(logprobs), "refusal": None},
     }
-    if (reference := getattr(choice, "art", None)) is not None:
+    if (reference := read_reference(choice)) is not None:
         fields["art"] = reference
     return Choice.model_validate(fields)
 

@@ -10,11 +10,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel
 
+from art.renamed import renamed
 from art.state import replacing
-from art.trajectories import History, PydanticException, Trajectory, TrajectoryGroup
+from art.trajectories import History, PydanticException, Trajectory, TrajectoryGroup, is_choice
 
 __all__ = ["read_trajectory_groups_parquet", "write_trajectory_groups_parquet"]
 
@@ -23,7 +23,7 @@ def message_row(item: Any) -> dict[str, Any]:
     """One message as a row's struct: ``role, content, tool_calls, tool_call_id, trainable, reasoning``. Log-probabilities are
     left out."""
     fields = cast(Mapping[str, Any], item.model_dump(mode="json") if isinstance(item, BaseModel) else item)
-    sampled = isinstance(item, Choice) or "finish_reason" in fields
+    sampled = is_choice(item)
     message = cast(Mapping[str, Any], fields.get("message") or {}) if sampled else fields
     content = message.get("content")
     calls = message.get("tool_calls")
@@ -37,6 +37,7 @@ def message_row(item: Any) -> dict[str, Any]:
     }
 
 
+@renamed(trajectory_groups="groups")
 def write_trajectory_groups_parquet(groups: Iterable[TrajectoryGroup], path: str | Path) -> None:
     """Write groups to a file, which appears as a whole.
 

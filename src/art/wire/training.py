@@ -130,7 +130,7 @@ class Example(Wire):
 
 
 class TrainTrajectory(Example):
-    """One scored run of the agent.
+    """One scored run of the agent. Where no token of it can be found, its reward counts in its group all the same.
 
     >>> TrainTrajectory(rollout="ro_1", reward=0.5).reward
     0.5

@@ -102,8 +102,8 @@ class Completed:
         )
 
     def reference(self) -> dict[str, Any] | None:
-        """What a trajectory keeps of it; ``None`` if it was not captured."""
-        if self.rollout is None:
+        """The reference that a trajectory keeps. Its turn is ``None`` if there was no room to sample; ``None``: not captured."""
+        if self.rollout is None and not self.overflow:
             return None
         turn = self.turn.id if self.turn else None
         return {"turn": turn, "rollout": self.rollout, "policy_version": self.policy_version}

@@ -262,29 +262,25 @@ class CaptureStore:
 
     # Training rows
 
-    def rows(self, rollout: str, *, imitate: bool = False) -> RolloutRows:
-        """Training rows of all turns of a rollout; ``imitate`` as in ``build_rows``."""
+    def rows(self, rollout: str) -> RolloutRows:
+        """Training rows of all turns of a rollout."""
         self.get(rollout)
-        rows, untrainable = build_rows(self.tree(rollout).turns.values(), imitate=imitate)
+        rows, untrainable = build_rows(self.tree(rollout).turns.values())
         return RolloutRows(rollout=rollout, rows=rows, untrainable_turns=untrainable)
 
-    def rows_for_turns(self, turns: Sequence[str], *, imitate: bool = False) -> list[RolloutRows]:
-        """Training rows of single turns, by rollout; ``imitate`` as in ``build_rows``.
+    def find_turns(self, turns: Sequence[str]) -> dict[str, list[Turn]]:
+        """Single turns, by rollout.
 
         Raises:
             NotFoundError: A turn is unknown.
         """
-        wanted: dict[str, list[Turn]] = {}
+        found: dict[str, list[Turn]] = {}
         for turn in dict.fromkeys(turns):
             rollout = self.find_rollout(turn)
             if rollout is None:
                 raise NotFoundError(f"No captured turn {turn!r}. It may have been deleted by retention.", param="turns")
-            wanted.setdefault(rollout, []).append(self.tree(rollout).turns[turn])
-        result: list[RolloutRows] = []
-        for rollout, members in wanted.items():
-            rows, untrainable = build_rows(members, imitate=imitate)
-            result.append(RolloutRows(rollout=rollout, rows=rows, untrainable_turns=untrainable))
-        return result
+            found.setdefault(rollout, []).append(self.tree(rollout).turns[turn])
+        return found
 
     def _remember(self, rollout: str, tree: Tree) -> None:
         self._in_use[rollout] = tree

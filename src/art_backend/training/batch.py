@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from art.wire import Overlong, TokenRow, TrainOptions
+from art.wire import Overlong, TokenRow
 from art_backend.errors import BadRequestError
 from art_backend.training.advantages import EQUAL_WITHIN, AdvantageFunction
 from art_backend.training.algorithms import PRESETS, Reduction
@@ -47,8 +47,8 @@ def build_batch(
 ) -> StepBatch:
     """Check the input of a step and give every trajectory its advantage.
 
-    Advantages come from the rewards of all trajectories that were sent, also of those that the overlong policy drops:
-    their rewards are samples of the same policy. Groups without a signal are dropped and counted.
+    Advantages come from the rewards of all trajectories that were sent, also of those that the overlong policy drops and of
+    those without a token to train: their rewards are samples of the same policy. Groups without a signal are dropped and counted.
 
     Args:
         advantage: Stands in for the algorithm's.
@@ -86,20 +86,22 @@ def build_batch(
             if trainable[g] and member.trained_tokens:
                 members.append(member)
                 ages.add(g, rows)
-    trajectories = sum(len(group) for group in step.groups)
+    everything = [trajectory for group in step.groups for trajectory in group]
+    spoken = [trajectory for trajectory in everything if any(any(row.sampled) for row in trajectory.rows)]
     metrics = {
         "reward/mean": float(np.concatenate(rewards).mean()),
         "reward/std_dev": float(np.mean(deviations)) if deviations else 0.0,
         "data/step_num_groups_submitted": float(len(step.groups)),
         "data/step_num_groups_trainable": float(sum(trainable)) if members else 0.0,
         "data/step_num_groups_dropped": float(len(trainable) - (sum(trainable) if members else 0)),
-        "data/step_num_trajectories": float(trajectories),
+        "data/step_num_trajectories": float(len(everything)),
         "data/step_num_trajectories_trained": float(len(members)),
+        "data/step_num_trajectories_without_tokens": float(len(everything) - len(spoken)),
         "data/step_num_overlong": float(overlong.count),
-        "data/rows_per_trajectory": sum(len(t.rows) for group in step.groups for t in group) / trajectories,
+        "data/rows_per_trajectory": sum(len(t.rows) for t in spoken) / max(len(spoken), 1),
         **ages.metrics(),
     }
-    reason = None if members else _why_nothing(trainable, overlong, options)
+    reason = None if members else _why_nothing(trainable, bool(spoken), overlong)
     warnings = overlong.warnings() + _warn_of_unknown(members)
     if structures is not None and structures.lost:
         warnings.append(
@@ -173,7 +175,7 @@ class OverlongRule:
 
     def apply(self, rows: list[TokenRow], where: str) -> list[TokenRow]:
         """Return the rows of a trajectory that may be trained."""
-        longest = max(len(row.token_ids) for row in rows)
+        longest = max((len(row.token_ids) for row in rows), default=0)
         if longest <= self._max_length:
             return rows
         self.count += 1
@@ -221,7 +223,12 @@ def _warn_of_unknown(members: Sequence[Member]) -> list[str]:
     ]
 
 
-def _why_nothing(trainable: list[bool], overlong: OverlongRule, options: TrainOptions) -> str:
+def _why_nothing(trainable: list[bool], spoken: bool, overlong: OverlongRule) -> str:
+    if not spoken:
+        return (
+            "No trajectory holds a token that was sampled here. Let the agent call the rollout's own base_url with its api_key, or"
+            " append the sampled choices; shorten prompts that fill the context."
+        )
     if not any(trainable):
         return (
             f"None of the {len(trainable)} groups has a learning signal: within each, all rewards are equal"
@@ -237,8 +244,6 @@ def _check_trajectory(trajectory: ScoredTrajectory, where: str, vocabulary: int)
         raise BadRequestError(
             f"{where}.reward is {trajectory.reward}; it must be a finite number.", param=f"{where}.reward"
         )
-    if not trajectory.rows:
-        raise BadRequestError(f"{where}.rows is empty: there is no token to train on.", param=f"{where}.rows")
     for r, row in enumerate(trajectory.rows):
         check_row(row, f"{where}.rows.{r}", vocabulary)
 

@@ -21,6 +21,15 @@ async def rollout(model, scenario):
     )
     return art.Trajectory(reward=float(answer.choices[0].message.content == scenario["answer"]))
 
+async def documented(model, scenario):
+    async with model.rollout() as r:
+        answer = await r.openai_client().chat.completions.create(
+            model=model.get_inference_name(), messages=[{"role": "user", "content": scenario["question"]}]
+        )
+        trajectory = await r.fill(r.trajectory())
+        trajectory.reward = float(trajectory.messages()[-1]["content"] == scenario["answer"])
+        return trajectory
+
 scenarios = [{"question": str(n), "answer": str(n)} for n in range(3)]
 """
 
@@ -64,6 +73,12 @@ def test_a_table_compares_models(workplace, endpoint):
     assert "6 12 0 +0.167" in compact
     assert "6 12 0 +1.000 [+1.000, +1.000]" in compact
     assert "+0.833 [+0.405, +1.262]" in compact  # 5/6 ± 2.571 · sqrt((5/36)/5)
+
+
+def test_a_rollout_function_that_opens_rollouts_runs_at_any_endpoint(workplace, endpoint):
+    arguments = [f"{workplace}:documented", "--scenarios", "scenarios.jsonl", "--model", f"{endpoint}#good", "--json"]
+    (row,) = json.loads(run(*arguments).stdout)
+    assert (row["runs"], row["failed"], row["reward"]["value"]) == (24, 0, 1.0)
 
 
 def test_json_for_scripts_and_scenarios_of_a_module(workplace, endpoint):

@@ -249,6 +249,19 @@ async def test_a_prompt_that_does_not_fit_ends_the_episode_as_truncated(gateway)
     gateway.check(rollout)
 
 
+@pytest.mark.parametrize("size", [2000, 400_000])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("key", ["rollout", "model"])
+async def test_what_did_not_fit_says_that_nothing_was_sampled(gateway, key, stream, size):
+    """So that a trajectory that holds the choice is not taken for one of another endpoint."""
+    client, rollout = gateway.new_client() if key == "rollout" else (gateway.client(MODEL_KEY), None)
+    answer = await client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "x" * size}], stream=stream
+    )
+    last = [chunk async for chunk in answer][-1] if stream else answer
+    assert last.choices[0].model_extra["art"] == {"turn": None, "rollout": rollout, "policy_version": 0}
+
+
 async def test_the_service_key_is_not_captured(gateway):
     answer = await gateway.client(SERVICE_KEY).chat.completions.create(model="m", messages=HELLO)
     assert answer.choices[0].model_extra["art"] is None

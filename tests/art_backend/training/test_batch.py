@@ -50,7 +50,6 @@ def test_bad_groups_are_named(make_row):
         ([], "groups"),
         ([[good], []], "groups.1"),
         ([[good, ScoredTrajectory(float("nan"), good.rows)]], "groups.0.trajectories.1.reward"),
-        ([[ScoredTrajectory(0.0, [])]], "groups.0.trajectories.0.rows"),
     ):
         with pytest.raises(BadRequestError) as caught:
             build(groups)
@@ -127,6 +126,31 @@ def test_a_trajectory_without_trained_tokens_counts_only_in_the_baseline(make_ro
     )
     assert len(batch.members) == 1
     assert batch.members[0].rows[0].advantage == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", list(Algorithm))
+def test_a_trajectory_in_which_nothing_was_sampled_counts_only_in_the_baseline(make_row, algorithm):
+    """Its reward is compared like any other; rewards 0, 1, 5 have the mean 2, with or without tokens of the 5."""
+    row = make_row([1], [2])
+    groups = [[ScoredTrajectory(0, [row]), ScoredTrajectory(1, [row]), ScoredTrajectory(5, [row])]]
+    whole = build(groups, algorithm=algorithm)
+    groups[0][2].rows = []
+    batch = build(groups, algorithm=algorithm)
+    assert [m.rows[0].advantage for m in batch.members] == [m.rows[0].advantage for m in whole.members[:2]]
+    assert batch.metrics["data/step_num_trajectories"] == 3
+    assert batch.metrics["data/step_num_trajectories_trained"] == 2
+    assert batch.metrics["data/step_num_trajectories_without_tokens"] == 1
+    assert batch.metrics["data/rows_per_trajectory"] == 1.0
+    assert batch.metrics["reward/mean"] == 2.0
+
+
+@pytest.mark.parametrize("rewards", [(0, 1), (1, 1)])
+def test_a_step_of_nothing_but_those_is_an_empty_one(rewards):
+    batch = build([[ScoredTrajectory(r, []) for r in rewards]])
+    assert batch.members == []
+    assert "No trajectory holds a token that was sampled here." in batch.reason
+    assert batch.metrics["data/step_num_trajectories_without_tokens"] == 2
+    assert batch.metrics["data/rows_per_trajectory"] == 0.0
 
 
 def test_the_age_of_what_is_trained_is_told(make_row):
