@@ -23,6 +23,7 @@ GREEDY = "it was sampled greedily"
 @pytest.fixture
 def policy():
     return SimpleNamespace(
+        step=0,
         renderer=ChatRenderer(build_tiny_tokenizer()),
         host=SimpleNamespace(settings=SimpleNamespace(served_name="tiny")),
     )
