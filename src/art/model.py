@@ -138,11 +138,7 @@ class Model(BaseModel, Generic[ModelConfig, StateType]):
     def get_inference_name(self, step: int | None = None) -> str:
         """The name that requests use for the model, or for its version ``step``."""
         step = self._step if step is None else step
-        if (
-            self.trainable
-            and self._backend is not None
-            and callable(ask := getattr(self._backend, "_model_inference_name", None))
-        ):
+        if self._backend is not None and callable(ask := getattr(self._backend, "_model_inference_name", None)):
             return cast(str, ask(self, step=step))
         base = self.inference_model_name or self.name
         return base if step is None else f"{base}@{step}"

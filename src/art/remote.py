@@ -188,6 +188,9 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
         return self._gpu_cost_per_hour_usd
 
     def _model_inference_name(self, model: AnyModel, step: int | None = None) -> str:
+        if not model.trainable:  # its endpoint knows it by its own name
+            name = model.inference_model_name or model.name
+            return name if step is None else f"{name}@{step}"
         return f"{model.name}@{self._steps.get((model.project, model.name), 0) if step is None else step}"
 
     async def _prepare_backend_for_training(
