@@ -36,6 +36,7 @@ from art_backend.inference.process import Launcher
 from art_backend.jobs import JobBoard
 from art_backend.orchestrator import StepRunner
 from art_backend.origins import begin, withdraw
+from art_backend.planning.architecture import check_proven
 from art_backend.planning.check import check_training
 from art_backend.serving import EngineHost, ServedPolicy, WholePolicy
 from art_backend.settings import Settings
@@ -185,15 +186,17 @@ class Service:
             served.step = served.checkpoints.latest_step()
 
     async def _find_base_model(self, name: str) -> Path:
-        """Find or prepare a base model; ``health`` tells what is done meanwhile."""
+        """Find or prepare a base model that engine and trainer compute alike; ``health`` tells what is done meanwhile."""
 
         def report(line: str) -> None:
             self._preparing[name] = line
 
         try:
-            return await asyncio.to_thread(find_base_model, name, cache=self.settings.cache, on_progress=report)
+            path = await asyncio.to_thread(find_base_model, name, cache=self.settings.cache, on_progress=report)
         finally:
             self._preparing.pop(name, None)
+        await asyncio.to_thread(check_proven, path, name)
+        return path
 
     async def _open_policy(self, spec: RegisterModel) -> ServedPolicy:
         """Return the policy that serves a model, or is to serve it: nobody sees a new one before ``_serve``."""

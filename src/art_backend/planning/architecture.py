@@ -5,11 +5,56 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from art_backend.base_models import default_cache
-from art_backend.errors import BadRequestError
+from huggingface_hub.errors import StrictDataclassError
 
-_GATED_DECODERS = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
-"""``model_type`` of decoders with grouped-query attention, a gated MLP and two RMSNorms in each layer."""
+from art_backend.base_models import default_cache
+from art_backend.errors import BadRequestError, ModelNotAvailableError
+
+PROVEN = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+"""``model_type`` of the models that are served and trained: the tests prove for each that both engines and the trainer, over
+packed rows, give the same log-probabilities. All are decoders with grouped-query attention, a gated MLP and two RMSNorms in
+each layer."""
+
+_LOGIT_CHANGES = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
+"""Configuration keys of models that change their logits after the head, and the value at which nothing changes."""
+
+
+def check_proven(directory: Path, name: str) -> None:
+    """Return if the model in ``directory`` is of a proven kind.
+
+    Raises:
+        ModelNotAvailableError: It is of another, or has layers that do not attend to the whole row: the trainer would
+            compute other log-probabilities than the engine. Or its configuration cannot be read.
+    """
+    try:
+        kind = json.loads((directory / "config.json").read_text())["model_type"]
+        problems = _differences(directory) if kind in PROVEN else [f"model_type={kind!r}"]
+    except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
+        raise ModelNotAvailableError(
+            f"base_model: {directory / 'config.json'} is not the configuration of a model: {error!r}. Write it with save_pretrained.",
+            param="base_model",
+        ) from error
+    if problems:
+        raise ModelNotAvailableError(
+            f"base_model: {name!r} cannot be trained: {'; '.join(problems)}. The tests prove that engine and trainer agree for "
+            f"{', '.join(PROVEN)} models with full attention in every layer and plain logits. Choose one of these, such as "
+            "Qwen/Qwen2.5-1.5B-Instruct.",
+            param="base_model",
+        )
+
+
+def _differences(directory: Path) -> list[str]:
+    """Settings under which a proven kind of model attends or ends in another way."""
+    from transformers import AutoConfig  # slow to import, and the planner asks for numbers alone
+
+    values = AutoConfig.from_pretrained(directory).get_text_config().to_dict()
+    found = [f"{key}={values[key]}" for key, plain in _LOGIT_CHANGES.items() if values.get(key) not in (None, plain)]
+    layers = set(values.get("layer_types") or ()) - {"full_attention"}
+    if layers:
+        found.append(f"layers of {', '.join(sorted(layers))}")
+    elif values.get("sliding_window") and values.get("use_sliding_window", True):
+        found.append(f"sliding_window={values['sliding_window']}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +215,9 @@ def parse_config(config: dict[str, Any], name: str) -> Architecture:
         BadRequestError: The model is of another kind than those that are planned.
     """
     kind = config.get("model_type")
-    if kind not in _GATED_DECODERS:
+    if kind not in PROVEN:
         raise BadRequestError(
-            f"model: the memory of {kind} models is not planned, only that of {', '.join(_GATED_DECODERS)}.",
+            f"model: the memory of {kind} models is not planned, only that of {', '.join(PROVEN)}.",
             param="model",
         )
     heads, bias = config["num_attention_heads"], bool(config.get("attention_bias", False))

@@ -12,16 +12,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from art_backend.compute import own_memory
 from art_backend.errors import ModelNotAvailableError
+from art_backend.planning.architecture import check_proven
 from art_backend.training.attention import IMPLEMENTATIONS, Kind, attention_arguments
 from art_backend.training.packing import Pack
-
-_LOGIT_CHANGES = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
-"""Configuration keys of models that change their logits after the head, and the value at which nothing changes."""
 
 
 class Policy(ABC):
@@ -156,8 +154,7 @@ def _adder(total: Tensor):
 def load_base(path: Path, dtype: torch.dtype, attention: Kind, device: torch.device) -> PreTrainedModel:
     """Raises ModelNotAvailableError when the model cannot be loaded, or is computed in a way that the trainer does not know."""
     try:
-        config = AutoConfig.from_pretrained(path)
-        check_supported(config)
+        check_proven(path, str(path))
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, attn_implementation=IMPLEMENTATIONS[attention], device_map=str(device)
         )
@@ -167,22 +164,3 @@ def load_base(path: Path, dtype: torch.dtype, attention: Kind, device: torch.dev
         ) from error
     own_memory(model)
     return model
-
-
-def check_supported(config: PretrainedConfig) -> None:
-    """Raise ModelNotAvailableError for a model whose attention or logits the trainer would compute differently."""
-    values = config.get_text_config().to_dict()
-    problems = [
-        f"{key}={values[key]}" for key, neutral in _LOGIT_CHANGES.items() if values.get(key) not in (None, neutral)
-    ]
-    layers = set(values.get("layer_types") or ()) - {"full_attention"}
-    if layers:
-        problems.append(f"layers of {', '.join(sorted(layers))}")
-    elif values.get("sliding_window") and values.get("use_sliding_window", True):
-        problems.append(f"sliding_window={values['sliding_window']}")
-    if problems:
-        raise ModelNotAvailableError(
-            f"The trainer cannot train {values.get('model_type')} models with {'; '.join(problems)}. Choose a model with full"
-            " attention in every layer and plain logits, such as Llama or Qwen.",
-            param="base_model",
-        )

@@ -19,6 +19,7 @@ from transformers import (
     MistralConfig,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 from art_backend.inference.client import EngineClient
@@ -53,15 +54,19 @@ _COMMON = {
     # large enough that logits are far from uniform, so that a wrong token shows
     "initializer_range": 0.25,
 }
+SPECIAL_IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
 CONFIGS = {
     # 32 is the smallest head that vLLM computes on a CPU
     "llama": LlamaConfig(**_COMMON, head_dim=32, tie_word_embeddings=True),
     "qwen2": Qwen2Config(**_COMMON),
     "qwen3": Qwen3Config(**_COMMON, head_dim=16),
-    "mistral": MistralConfig(**_COMMON, head_dim=8, sliding_window=24),
+    "mistral": MistralConfig(**_COMMON, head_dim=8, sliding_window=None),
     # products over so many elements that the order of their sum depends on the number of rows; no key is shared by heads
     "wide": LlamaConfig(**_COMMON | {"intermediate_size": 2048, "num_attention_heads": 2, "initializer_range": 0.05}),
     "untied": LlamaConfig(**_COMMON, head_dim=32, tie_word_embeddings=False),
+    "windowed": MistralConfig(**_COMMON, head_dim=8, sliding_window=24),
+    # every second layer without positions
+    "smollm3": SmolLM3Config(**_COMMON | SPECIAL_IDS, no_rope_layer_interval=2),
 }
 
 

@@ -7,6 +7,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from art_backend.planning.architecture import PROVEN
+
 TOLERANCE = 5e-5
 
 
@@ -29,7 +31,7 @@ def check(model, prompt, completion):
     assert completion.logprobs == pytest.approx(logprobs, abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
+@pytest.mark.parametrize("family", [*PROVEN, "windowed"])
 def test_batch_of_any_lengths_equals_plain_transformers(make_engine, tiny_model, family):
     driver = make_engine(family)
     model = AutoModelForCausalLM.from_pretrained(tiny_model(family)).eval()
@@ -40,7 +42,7 @@ def test_batch_of_any_lengths_equals_plain_transformers(make_engine, tiny_model,
         check(model, prompt, delta)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", PROVEN)
 def test_adapters_side_by_side_equal_peft(make_engine, tiny_model, tiny_adapter, family):
     driver = make_engine(family)
     paths = {
