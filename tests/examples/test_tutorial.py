@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs/tutorial.md").read_text()
 @pytest.mark.timeout(400)
 def test_a_copied_example_is_changed_and_trained(service, tmp_path, tiny_model_path):
     commands = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
-    install, copy, train, evaluate = commands
+    install, copy, train, listing, reading, evaluate = (command.partition("  #")[0].rstrip() for command in commands)
     assert install.startswith("pip install")
     assert copy == "cp -r path/to/ART/examples/game_2048 my_agent"
     shutil.copytree(ROOT / "examples/game_2048", tmp_path / "my_agent", ignore=shutil.ignore_patterns("__pycache__"))
@@ -32,6 +32,14 @@ def test_a_copied_example_is_changed_and_trained(service, tmp_path, tiny_model_p
     told = [_run(command + few, tmp_path) for command in (train, evaluate)]
     assert "training from step 0 of 1" in told[0]
     assert "careful player" in told[1]
+    art = "python -c 'from art.cli import main; main()'"
+    shown = [
+        _run(command.replace("art", art, 1).replace(" 12", " 1").replace("runs/examples", "run"), tmp_path)
+        for command in (listing, reading)
+    ]
+    assert "said last" in shown[0]
+    assert "rollout 3 of 64 (group 1)" in shown[1]
+    assert "system\n  Come close to 12, not over it. Reply with draw or stop.\n" in shown[1]
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert [player["name"] for player in results["players"]] == ["base model", "trained", "careful player"]
     assert (tmp_path / "run/reward.png").stat().st_size > 1000

@@ -64,7 +64,8 @@ class Display:
     def steps_header(self) -> None:
         self.say(
             Text(
-                f"{'step':>4}  {'reward':>14}  {'wins':>5}  {'illegal':>7}  {'tokens/s':>8}  {'time':>5}  left", "bold"
+                f"{'step':>4}  {'reward ± 95 %':>14}  {'wins':>5}  {'illegal':>7}  {'tokens/s':>8}  {'time':>5}  left",
+                "bold",
             )
         )
 

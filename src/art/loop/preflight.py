@@ -53,9 +53,8 @@ async def preflight(
         BackendError, openai.APIError: The service failed.
 
     >>> found = await art.preflight(model, rollout, ["a", "b"], groups=2, group_size=2)
-    >>> print(found)
-    rollouts               4 in 2 groups, 0 failed
-    success rate           ...
+    >>> found.rollouts, found.failed, len(found.examples)
+    (4, 0, 2)
     """
     if min(groups, group_size, groups_per_step) < 1:
         raise ValueError("groups, group_size and groups_per_step must be at least 1.")
