@@ -18,7 +18,7 @@ from art.backend import AnyTrainableModel
 from art.intervals import Interval, interval
 from art.loop.groups import GroupsInFlight
 from art.loop.rollouts import GroupRunner
-from art.loop.signs import DISTINCT, ENTROPY, USED, Signs
+from art.loop.signs import DISTINCT, ENTROPY, USED
 from art.loop.training import Evaluated, StepReport
 from art.metrics_taxonomy import is_trainable
 from art.progress import MessageStream
@@ -70,13 +70,12 @@ class LoopDisplay:
         model: AnyTrainableModel,
         groups: GroupsInFlight[Any],
         runner: GroupRunner[Any],
-        signs: Signs,
         *,
         per_step: int,
         steps: int | None,
         shown: bool,
     ) -> None:
-        self._model, self._groups, self._runner, self._signs = model, groups, runner, signs
+        self._model, self._groups, self._runner = model, groups, runner
         self._per_step, self._steps = per_step, steps
         self._console = Console(file=sys.stderr, highlight=False, quiet=not shown)
         self._open = contextlib.ExitStack()
@@ -123,8 +122,6 @@ class LoopDisplay:
         self._doing = "rolling out"
         self._recent.append(report.wall_s)
         self._print_row(self._row(report))
-        for sentence in self._signs.warnings():
-            self._say(f"warning: {sentence}")
 
     def evaluated(self, step: int, splits: Mapping[str, Evaluated]) -> None:
         for split, items in splits.items():

@@ -53,16 +53,20 @@ class Signs:
                 "others all rewards were equal. Take larger groups, scenarios of middling difficulty, or a reward with more "
                 "shades."
             )
-        for name, said in (
-            (DISTINCT, "Answers grow alike: {1:.0%} of a step's answers are different, {0:.0%} at the beginning."),
-            (ENTROPY, "Entropy fell by more than half: {1:.3g} nats per token, {0:.3g} at the beginning."),
+        for name, unit, said in (
+            (
+                DISTINCT,
+                100,
+                "Answers grow alike: {1:.0f} % of a step's answers are different, {0:.0f} % at the beginning.",
+            ),
+            (ENTROPY, 1, "Entropy fell by more than half: {1:.3g} nats per token, {0:.3g} at the beginning."),
         ):
             series = self._series[name]
             if len(series) < 2 * _WINDOW:
                 continue
             begun, now = statistics.fmean(series[:_WINDOW]), statistics.fmean(series[-_WINDOW:])
             if now < begun / 2 and self._first(name):
-                found.append(f"{said.format(begun, now)} {_REMEDY}")
+                found.append(f"{said.format(unit * begun, unit * now)} {_REMEDY}")
         return found
 
     def _first(self, name: str) -> bool:

@@ -5,20 +5,16 @@ import contextlib
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from art.backend import AnyTrainableModel, Backend, EngineWatch
-from art.history import read_history
 from art.loop.cursor import ScenarioCursor
 from art.loop.depth import Depth
 from art.loop.display import LoopDisplay
 from art.loop.groups import Counts, GroupsInFlight, OnStale
 from art.loop.held_out import hold_out, roll_out_each
 from art.loop.rollouts import GroupRunner, HoldClock, RolloutFn
-from art.loop.signs import Signs
 from art.loop.training import Batch, Evaluated, TrainingLoop
-from art.utils.output_dirs import get_model_dir
 
 ScenarioT = TypeVar("ScenarioT")
 
@@ -155,8 +151,7 @@ async def train(
     def count(batch: Batch, counts: Counts, metrics: Mapping[str, float]) -> dict[str, float]:
         groups.resize(depth.adapt(metrics.get("throughput/engine_idle_share"), groups.ready.qsize()))
         timeouts, runner.timeouts = runner.timeouts, 0
-        running = {"pipeline/rollouts_running": float(runner.running), "pipeline/rollout_timeouts": float(timeouts)}
-        return {**running, **signs.measure(batch.groups, metrics)}
+        return {"pipeline/rollouts_running": float(runner.running), "pipeline/rollout_timeouts": float(timeouts)}
 
     evaluator = GroupRunner(
         model, rollout, size=1, timeout_s=rollout_timeout_s, max_concurrent=max_concurrent_rollouts, clock=clock
@@ -165,10 +160,7 @@ async def train(
     async def evaluate(step: int) -> Evaluated | Mapping[str, Evaluated]:
         return await (eval(model, step) if eval is not None else roll_out_each(evaluator, held_out))
 
-    signs = Signs(read_history(Path(get_model_dir(model, model.base_path), "history.jsonl")))
-    with LoopDisplay(
-        model, groups, runner, signs, per_step=groups_per_step, steps=steps, shown=show_progress
-    ) as display:
+    with LoopDisplay(model, groups, runner, per_step=groups_per_step, steps=steps, shown=show_progress) as display:
         loop = TrainingLoop(
             model,
             model.backend(),

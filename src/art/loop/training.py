@@ -5,18 +5,22 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from art.backend import AnyTrainableModel, Backend
 from art.errors import ConflictError, TrainerFailedError
 from art.failures import is_service_failure
+from art.history import read_history
 from art.loop.cursor import ScenarioCursor
 from art.loop.groups import Counts, GroupsInFlight, age_of
 from art.loop.rollouts import HoldClock
+from art.loop.signs import Signs
 from art.loop.stopping import stop_on_signals
 from art.terminal import say
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import TrainResult
+from art.utils.output_dirs import get_model_dir
 
 T = TypeVar("T")
 
@@ -108,6 +112,7 @@ class TrainingLoop:
         self._evaluate, self._eval_every = evaluate, eval_every
         self._state_key, self._observer, self._step_metrics = state_key, observer, step_metrics
         self._finished_at = time.monotonic()
+        self._signs = Signs(read_history(Path(get_model_dir(model, model.base_path), "history.jsonl")))
 
     @property
     def step(self) -> int:
@@ -191,6 +196,7 @@ class TrainingLoop:
             "time/step_trainer_s": finished - started,
             "throughput/step_trainer_idle_s": idle_s,
             **self._step_metrics(batch, counts, result.metrics),
+            **self._signs.measure(batch.groups, result.metrics),
             **result.metrics,
         }
         self.groups.settle(everything)
@@ -200,6 +206,8 @@ class TrainingLoop:
             await self.model.log(batch.set_aside, split="discarded", step=result.step)
         self._save()
         self._observer.trained(StepReport(result.step, batch, metrics, wall_s))
+        for sentence in self._signs.warnings():
+            say(f"warning: {sentence}")
 
     async def _train(self, groups: list[TrajectoryGroup]) -> TrainResult:
         """Train on ``groups``; a trainer that dies has kept nothing, and is given them again.

@@ -44,6 +44,18 @@ def test_a_model_that_says_one_thing_ever_more_is_told():
     assert told["Entropy"] == 5, "the first of which three steps can be compared with the first three"
 
 
+async def test_a_run_logs_the_share_and_tells_the_signs(make_model, backend, read_history, capsys):
+    async def rollout(model, scenario):
+        return art.Trajectory(
+            messages_and_choices=[{"role": "assistant", "content": "1" if backend.step > 2 else str(next(count))}]
+        )
+
+    count, model = iter(range(100)), await make_model()
+    await art.train(model, rollout, range(6), groups_per_step=1, group_size=4, show_progress=False)
+    assert [row[DISTINCT] for row in read_history(model)] == [1.0] * 3 + [0.25] * 3
+    assert "warning: Answers grow alike: 25 % of a step's answers are different, 100 %" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("entropy", [1.0, 0.6])
 def test_a_healthy_run_is_left_alone(entropy):
     signs = Signs()
