@@ -25,6 +25,7 @@ from art.cli.targets import (
 
 if TYPE_CHECKING:
     from art.evaluation import Evaluation
+    from art.intervals import Interval
     from art.model import Model
     from art.remote import RemoteBackend
 
@@ -121,25 +122,20 @@ def _print_table(evaluations: "list[Evaluation]") -> None:
 
     first = evaluations[0]
     table = Table(box=None, header_style="bold")
-    table.add_column("model", overflow="fold")
-    for column in ("scenarios", "runs", "failed", "reward", "95 % interval"):
+    table.add_column("model", overflow="fold", min_width=12)
+    for column in ("scenarios", "runs", "failed"):
         table.add_column(column, justify="right", no_wrap=True)
-    if len(evaluations) > 1:
-        table.add_column("better than the first by", justify="right", no_wrap=True)
+    table.add_column("reward, 95 % interval", no_wrap=True)
     for one in evaluations:
-        cells = [one.name, str(sum(map(bool, one.rewards))), str(one.runs), str(one.failed), *_cells(one.reward)]
-        if len(evaluations) > 1:
-            value, bounds = _cells(None if one is first else one.minus(first))
-            cells.append(f"{value} {bounds}".strip())
-        table.add_row(*cells)
+        table.add_row(one.name, str(sum(map(bool, one.rewards))), str(one.runs), str(one.failed), _cell(one.reward))
     console = Console(highlight=False)
     console.print(table)
+    for one in evaluations[1:]:
+        console.print(f"{one.name} against {first.name}: {_cell(one.minus(first))}", markup=False)
     for one in evaluations:
         if one.first_failure:
             console.print(f"{one.name}: a rollout failed: {one.first_failure}", markup=False)
 
 
-def _cells(found: Any) -> tuple[str, str]:
-    if found is None:
-        return "–", ""
-    return f"{found.value:+.3f}", f"[{found.low:+.3f}, {found.high:+.3f}]"
+def _cell(found: "Interval | None") -> str:
+    return "–" if found is None else f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"

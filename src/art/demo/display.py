@@ -12,6 +12,7 @@ from rich.text import Text
 from art.demo.records import Evaluation, SampleGame, StepRecord
 from art.demo.statistics import Estimate, Score
 from art.progress import MessageStream
+from art.terminal import break_lines
 
 BARS = "▁▂▃▄▅▆▇█"
 REWARD_RANGE = (-0.5, 1.0)
@@ -28,7 +29,9 @@ class Display:
         self._time_left = ""
 
     def say(self, text: str | Text = "") -> None:
-        """Print a line. Long paths run on rather than break, so that they can be copied."""
+        """Print a line, on a terminal broken between words. Long paths run on, so that they can be copied."""
+        if isinstance(text, str) and self.console.is_terminal:
+            text = break_lines(text, self.console.width)
         self.console.print(text, soft_wrap=True, markup=False)
 
     def title(self, text: str) -> None:

@@ -81,6 +81,18 @@ def test_a_rollout_function_that_opens_rollouts_runs_at_any_endpoint(workplace, 
     assert (row["runs"], row["failed"], row["reward"]["value"]) == (24, 0, 1.0)
 
 
+@pytest.mark.parametrize("width", ["67", "80"])
+def test_the_table_fits_the_terminal_whatever_the_names(workplace, endpoint, width):
+    models = ["--model", f"{endpoint}#bad", "--model", f"{endpoint}#good"]
+    arguments = [f"{workplace}:rollout", "--scenarios", f"{workplace}:scenarios", "--runs", "1", *models]
+    shown = CliRunner(env={"COLUMNS": width}).invoke(app, ["eval", *arguments], catch_exceptions=False).stdout
+    heading, *lines = shown.splitlines()
+    assert heading.split() == ["model", "scenarios", "runs", "failed", "reward,", "95", "%", "interval"]
+    assert max(map(len, lines)) <= int(width)
+    assert "…" not in shown
+    assert f"{endpoint}#good against {endpoint}#bad: +0.667" in " ".join(shown.split())
+
+
 def test_json_for_scripts_and_scenarios_of_a_module(workplace, endpoint):
     target = f"{workplace}:scenarios"
     result = run(f"{workplace}:rollout", "--scenarios", target, "--model", f"{endpoint}#good", "--json")
