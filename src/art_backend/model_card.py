@@ -90,13 +90,15 @@ class ModelCard:
         folder = shlex.quote(str(self.directory))
         lines = ["## Serve it", "", "With vLLM:", "", "```bash", self.serve, "```", ""]
         if self.rank is not None:
-            base = shlex.quote(self.base_source)
+            here = Path(self.base_source).is_dir()
+            base = shlex.quote(self.base_source) if here else "base"
             return [
                 *lines,
                 "With llama.cpp, whose repository has the two scripts:",
                 "",
                 "```bash",
-                f"python convert_hf_to_gguf.py {base} --outfile base.gguf  # a local directory",
+                *([] if here else [f"hf download {shlex.quote(self.base_source)} --local-dir base"]),
+                f"python convert_hf_to_gguf.py {base} --outfile base.gguf",
                 f"python convert_lora_to_gguf.py {folder} --base {base} --outfile adapter.gguf",
                 "llama-server -m base.gguf --lora adapter.gguf",
                 "```",
