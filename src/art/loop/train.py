@@ -110,7 +110,7 @@ async def train(
         raise ValueError("Give either eval or eval_scenarios: eval decides itself what it rolls out.")
     if max_staleness < 0 or eval_every < 0:
         raise ValueError(f"max_staleness ({max_staleness}) and eval_every ({eval_every}) must not be negative.")
-    held_out: Sequence[ScenarioT] = eval_scenarios or ()
+    held_out: Sequence[ScenarioT] = () if eval_scenarios is None else list(eval_scenarios)
     if eval is None and eval_scenarios is None:
         scenarios, held_out = hold_out(scenarios, groups_per_step * group_size)
     if steps is not None and isinstance(scenarios, Sequence) and scenarios:
