@@ -20,6 +20,9 @@ Message = dict[str, Any]
 _RENDERERS = 64
 """Renderers of one model that are kept, one for each set of template arguments."""
 
+_MARKS = {"gpt-oss": "<|channel|>"}
+"""Tokens of families whose renderers download something before they look whether the model has them."""
+
 _DATE = "conversation_start_date"
 """The template argument of families whose system message has a date."""
 
@@ -62,7 +65,10 @@ def find_family(tokenizer: PreTrainedTokenizerFast, name: str | None) -> Family 
     if not tokenizer.chat_template:
         return None
     written = [_write(tokenizer, probe, setting) for setting in _MOMENTS for probe in _PROBES]
+    marks = {token.content for token in tokenizer.added_tokens_decoder.values()}
     for candidate in dict.fromkeys(MODEL_RENDERER_MAP.values()):
+        if candidate in _MARKS and _MARKS[candidate] not in marks:
+            continue
         try:
             family = _make(tokenizer, candidate)
         except Exception:  # noqa: BLE001  whatever a renderer raises for a vocabulary that is not its family's

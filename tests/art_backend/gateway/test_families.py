@@ -7,6 +7,7 @@ import pytest
 from tests.art_backend.gateway.conftest import start_gateway
 from tests.support.tiny import build_tiny_tokenizer
 
+from art_backend.gateway import families
 from art_backend.gateway.families import find_family
 
 HERMES = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
@@ -39,6 +40,18 @@ def published(name):
 def test_a_family_is_known_by_its_template(template, family, name):
     found = find_family(published(template), name)
     assert type(found.plain).__name__ == family
+
+
+def test_no_family_is_tried_that_would_download_something(monkeypatch):
+    tried = []
+
+    def note(tokenizer, name):
+        tried.append(name)
+        raise AssertionError
+
+    monkeypatch.setattr(families, "_make", note)
+    assert find_family(published("qwen2_5"), None) is None
+    assert "qwen3" in tried and "gpt-oss" not in tried
 
 
 @pytest.mark.parametrize("template", ["qwen2_5", "qwen3_instruct_2507"])
