@@ -143,7 +143,8 @@ async def test_choices_begin_in_their_order_whichever_speaks_first():
     """The SDK's accumulator puts a choice where it first appears, and looks for it by its index."""
 
     class OutOfOrder:
-        call = SimpleNamespace(choices=4, include_usage=False, model_name="m", plan=SimpleNamespace(logprobs=False))
+        plan = SimpleNamespace(logprobs=False)
+        call = SimpleNamespace(choices=4, include_usage=False, model_name="m", plan=plan, aliases={})
 
         async def follow(self):
             for index, text in ((2, "c"), (0, "a"), (3, "d"), (2, "C"), (1, "b")):
