@@ -48,7 +48,9 @@ def build_app(service: Service, on_start: Callable[[], None] = lambda: None) -> 
         responses={"4XX": {"model": ApiError}, "5XX": {"model": ApiError}},
     )
     # first: most calls are its
-    app.include_router(build_gateway(service, service.captures, service.keyring.identify, limits=service.limits))
+    app.include_router(
+        build_gateway(service.directory, service.captures, service.keyring.identify, limits=service.limits)
+    )
     service_route = service_only(service.keyring)
     app.include_router(build_rollouts(service.captures, service.policy, service_route))
     app.include_router(build_exposition(service, service_route))

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import logging
-import re
 import shutil
 import time
 from collections.abc import Callable
@@ -30,10 +29,10 @@ from art_backend.engines import Engines
 from art_backend.errors import BadRequestError, ConflictError, NotFoundError, ServiceError
 from art_backend.examples import ExampleFinder
 from art_backend.gateway.limits import ProjectLimits
-from art_backend.gateway.ports import Identity, ServedModel
 from art_backend.gateway.render import ChatRenderer
 from art_backend.inference.process import Launcher
 from art_backend.jobs import JobBoard
+from art_backend.model_directory import ServedModels
 from art_backend.orchestrator import StepRunner
 from art_backend.origins import begin, withdraw
 from art_backend.planning.architecture import check_proven
@@ -52,7 +51,6 @@ RETENTION_CHECK_S = 3600.0
 WRITE_BACK_S = 1.0
 """How often the database's log is written back."""
 
-_VERSION = re.compile(r"[0-9]{1,9}")
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +84,7 @@ class Service:
         self._registering = asyncio.Lock()
         self.engines = Engines(settings, launcher)
         self._policies: dict[tuple[str, str], ServedPolicy] = {}
+        self.directory = ServedModels(self._policies)
         self._trainers = TrainerPool(settings, self.runs)
         self._background = Background()
         self._preparing: dict[str, str] = {}
@@ -255,49 +254,6 @@ class Service:
     def _rank(self, spec: RegisterModel) -> int:
         """The largest rank of the models that share the base model."""
         return max([spec.lora.rank, *(m.lora.rank for m in self.runs.list_models() if m.base_model == spec.base_model)])
-
-    # The gateway's model directory
-
-    def resolve(self, identity: Identity, requested: str) -> tuple[ServedModel, int | None]:
-        """See ``gateway.ports.ModelDirectory.resolve``."""
-        name, at, version = requested.rpartition("@")
-        step: int | None = None
-        if at and _VERSION.fullmatch(version):
-            step = int(version)
-        else:
-            name = requested
-        found = [
-            p
-            for p in self._reachable(identity)
-            if name in (p.name, f"{p.project}/{p.name}", p.host.settings.served_name)
-        ]
-        if not found:
-            raise NotFoundError(
-                f"No model {requested!r} for this key. Models: {self.list_names(identity)}.", param="model"
-            )
-        exact = [p for p in found if name != p.host.settings.served_name]
-        if not exact:
-            return found[0], 0  # the base model's own name
-        if len(exact) > 1:
-            names = [f"{p.project}/{p.name}" for p in exact]
-            raise BadRequestError(
-                f"Model {requested!r} exists in several projects; name one of {names}.", param="model"
-            )
-        return exact[0], identity.step if step is None else step
-
-    def list_names(self, identity: Identity) -> list[str]:
-        """See ``gateway.ports.ModelDirectory.list_names``."""
-        names: list[str] = []
-        for policy in self._reachable(identity):
-            prefix = f"{policy.project}/" if identity.kind == "service" else ""
-            names += [f"{prefix}{policy.name}", f"{prefix}{policy.name}@{policy.step}"]
-        return names + sorted({p.host.settings.served_name for p in self._reachable(identity)})
-
-    def _reachable(self, identity: Identity) -> list[ServedPolicy]:
-        if identity.kind == "service":
-            return list(self._policies.values())
-        policy = self._policies.get((identity.project or "", identity.model or ""))
-        return [policy] if policy else []
 
     # Training
 

@@ -1,6 +1,6 @@
 """What the gateway needs from the rest of the service.
 
-``auth`` turns a key into an ``Identity``; ``orchestrator`` implements ``ModelDirectory``. The gateway's own tests use
+``auth`` turns a key into an ``Identity``; ``model_directory`` implements ``ModelDirectory``. The gateway's own tests use
 small implementations of these protocols around a scripted engine.
 """
 

@@ -277,12 +277,6 @@ class EngineRouter:
         first, *others = await self._all(lambda client: client.models())
         return [name for name in first if all(name in other for other in others)]
 
-    async def is_paused(self) -> bool:
-        return any(await self._all(lambda client: client.is_paused()))
-
-    async def is_sleeping(self) -> bool:
-        return any(await self._all(lambda client: client.is_sleeping()))
-
     async def health(self) -> None:
         await self._all(lambda client: client.health())
 

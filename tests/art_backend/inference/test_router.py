@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from art_backend.inference import router as router_module
 from art_backend.inference.client import EngineError, EngineUnreachableError
 from art_backend.inference.contract import Generation, Sampling
 from art_backend.inference.process import EngineProcess, EngineSettings
@@ -129,6 +130,7 @@ class World:
         self.refusing, self.dying = set(), set()
         self.failing = 0
         """How many of the next starts fail."""
+        self.failure: Exception = ProcessDiedError("it ended at once")
         self.hold = asyncio.Event()
         self.hold.set()
 
@@ -136,7 +138,7 @@ class World:
         await self.hold.wait()
         if self.failing:
             self.failing -= 1
-            raise ProcessDiedError("it ended at once")
+            raise self.failure
         process = FakeProcess(settings, len(self.started), self)
         self.started.append(process)
         return process
@@ -325,6 +327,16 @@ async def test_a_replica_that_never_starts_again_is_given_up_and_the_others_serv
     assert 99 - world.failing == MAX_RESTARTS
     assert "could not be started again: it ended at once" in (router.members()[0].detail or "")
     assert (await ask(router, 1)).token_ids == [1]
+    await router.stop()
+
+
+async def test_a_replica_for_which_there_are_no_descriptors_is_started_when_there_are_again(monkeypatch):
+    monkeypatch.setattr(router_module, "RETRY_S", 0.01)
+    world = World()
+    router = await world.router()
+    world.failing, world.failure = 2 * MAX_RESTARTS, OSError(24, "Too many open files")
+    world.started[0].die()
+    await until(lambda: world.failing == 0 and states(router) == ["ready", "ready"])
     await router.stop()
 
 
