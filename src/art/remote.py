@@ -218,6 +218,8 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
             self._report = asyncio.create_task(report.until(registering))
         info = await registering
         self._steps[model.project, model.name] = info.step
+        for warning in info.warnings:
+            say(f"warning: {model.name}: {warning}")
         return info
 
     async def _get_step(self, model: AnyTrainableModel) -> int:

@@ -160,6 +160,7 @@ class Service:
             step=policy.step,
             inference_name=name,
             inference_api_key=self.keyring.issue_model_key(project, name),
+            warnings=[problem] if (problem := policy.renderer.explain_calls()) else [],
             metadata=spec.metadata,
         )
 
@@ -214,6 +215,8 @@ class Service:
                 param="max_sequence_length",
             )
         renderer = await asyncio.to_thread(ChatRenderer.load, path, spec.base_model)
+        if problem := await asyncio.to_thread(renderer.explain_calls):
+            _log.warning("%s: %s", spec.name, problem)
         kind = WholePolicy if spec.full_finetune else ServedPolicy
         return kind(
             project=spec.project,

@@ -69,6 +69,8 @@ class ModelInfo(Wire):
     """The model name that requests use for the latest version: an alias of ``{name}@{step}``."""
     inference_api_key: str
     """Opens the data plane for this model; its calls are captured as turns that trajectories may refer to."""
+    warnings: list[str] = []
+    """What does not work with this model, such as tool calls that its chat template writes unreadably."""
     metadata: dict[str, Any] = {}
 
 

@@ -16,11 +16,12 @@ from art_backend.gateway.answers import Answer, Call, Completed, TopLogprobs
 from art_backend.gateway.chat_messages import read_choice, read_messages, read_tools
 from art_backend.gateway.demands import read_flag, read_form, read_format, read_structured_outputs
 from art_backend.gateway.form import Form
-from art_backend.gateway.parse import ParsedMessage, ParsedToolCall
+from art_backend.gateway.parse import ParsedMessage
 from art_backend.gateway.ports import ServedModel
 from art_backend.gateway.responding import Surface
 from art_backend.gateway.sampling import plan_sampling
 from art_backend.gateway.sources import Conversation
+from art_backend.gateway.tool_calls import ParsedToolCall
 from art_backend.gateway.toolbox import Aliases, Toolbox, write_custom_input
 
 _TYPES = {

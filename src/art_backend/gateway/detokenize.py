@@ -14,19 +14,28 @@ _LONGEST_CHARACTER = 4
 
 
 class Detokenizer:
-    """Decodes ids of one tokenizer. Special tokens have no text."""
+    """Decodes ids of one tokenizer. Special tokens have no text.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    Args:
+        shown: Special tokens that have one nevertheless: the marks of calls, where calls are looked for.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, shown: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self._added = tokenizer.added_tokens_decoder
+        self._shown = shown
         self._bytes: dict[int, bytes] = {}
         self.is_byte_level = _spells_bytes(self._backend.decoder)
         """Whether the text of ids is nothing but their bytes, one after the other."""
         self._byte_of = _byte_alphabet() if self.is_byte_level else {}
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._backend.decode(list(ids), skip_special_tokens=True)
+        at = next((n for n, i in enumerate(ids) if i in self._shown), None) if self._shown else None
+        if at is None:
+            return self._backend.decode(list(ids), skip_special_tokens=True)
+        mark = self._added[ids[at]].content
+        return self._backend.decode(list(ids[:at]), skip_special_tokens=True) + mark + self.decode(ids[at + 1 :])
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for, also where they are only a part of a character."""
@@ -37,7 +46,7 @@ class Detokenizer:
 
     def is_special(self, token_id: int) -> bool:
         """Whether a token has no text."""
-        return token_id in self._added and self._added[token_id].special
+        return token_id in self._added and self._added[token_id].special and token_id not in self._shown
 
     def _find_bytes(self, token_id: int) -> bytes:
         if token_id in self._added:

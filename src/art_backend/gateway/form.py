@@ -6,12 +6,14 @@ are any. All of it becomes one grammar, in the notation that the model's own par
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from art_backend.errors import BadRequestError
-from art_backend.gateway.parse import CALL, END_CALL, END_THINK, THINK
+from art_backend.gateway.call_grammar import CallGrammar, Function
+from art_backend.gateway.parse import END_THINK, THINK
 from art_backend.gateway.render import ChatRenderer
 from art_backend.grammar.notation import JSON_STYLE, quote
 from art_backend.inference.contract import Structure
@@ -50,11 +52,12 @@ class Form:
         shaped = bool(called) and (forced or self.single or self.allowed is not None or self._is_strict(called))
         if self.words is None and not shaped:
             return None
-        if called and not renderer.writes_json_calls:
-            if self.words is None and not forced:
-                return None  # nothing is promised where the model chooses
+        notation = renderer.notation if called else None
+        if called and not forced and self.words is None and (notation is None or notation.bare):
+            return None  # nothing is promised where the model chooses
+        if called and notation is None:
             raise BadRequestError(
-                "tool_choice: calls cannot be enforced in this model's own notation; use 'auto' or 'none'.",
+                f"tool_choice: calls cannot be forced. {renderer.explain_calls()} Use 'auto' or 'none'.",
                 param="tool_choice",
             )
         if self.words is not None and not forced and not renderer.speaks_plainly:
@@ -105,18 +108,20 @@ class _Grammar:
         reasoning = ""
         if self._thinks:
             self._rules += [*self._until("thoughts", END_THINK), "gap: /\\n?\\n?/"]
-            reasoning = "thoughts gap " if self._thinking else f"({self._mark(THINK)} thoughts gap)? "
-        if not called:
+            reasoning = "thoughts gap " if self._thinking else f"({self._literal(THINK)} thoughts gap)? "
+        notation = self._renderer.notation
+        if not called or notation is None:
             body = self._words(form)
         else:
-            self._write_calls(called, form)
-            more = "" if form.single else ' ("\\n" open call)*'
-            body = f"open call{more}"
+            grammar = CallGrammar(notation, self._literal, self._until, _fits)
+            self._rules += grammar.write([self._function(one, form, forced) for one in called], single=form.single)
+            lead = f"({self._literal(notation.lead)})? " if notation.lead else ""
+            body = f"{lead}{self._literal(notation.mark)} calls"
             if not forced and form.words is not None:
                 body = f"({body} | {self._words(form)})"
             elif not forced:
-                self._rules += [*self._until("head", CALL), "tail: /(.|\\n)*/"]
-                body = "(tail | head call)" if form.single else "(head call)* tail"
+                self._rules += [*self._until("head", notation.mark), "tail: /(.|\\n)*/"]
+                body = "(tail | head calls)" if form.single else "(head calls)* tail"
         return Structure("grammar", "\n".join([f"start: {reasoning}{body}", *dict.fromkeys(self._rules)]))
 
     def _words(self, form: Form) -> str:
@@ -135,25 +140,29 @@ class _Grammar:
                 )
         return "words"
 
-    def _write_calls(self, called: Sequence[dict[str, Any]], form: Form) -> None:
-        self._rules += [f"open: {self._mark(CALL)}", "call: " + " | ".join(f"call_{i}" for i in range(len(called)))]
-        for i, function in enumerate(called):
-            begin = quote(f'{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": ')
-            self._rules.append(f'call_{i}: "\\n"? {begin} arguments_{i} "}}" "\\n"? {self._mark(END_CALL)}')
-            self._rules.append(f"arguments_{i}: %json {form.arguments(function)}")
+    @staticmethod
+    def _function(declared: dict[str, Any], form: Form, forced: bool) -> Function:
+        strict = declared["name"] in form.strict
+        known = declared.get("parameters") if forced or strict else None
+        return Function(declared["name"], known or {"type": "object"}, strict, whole=forced or strict)
 
     def _until(self, rule: str, mark: str) -> list[str]:
         """Rules for free text up to a mark. The first one ends it, however it is spelled."""
-        token = self._renderer.mark(mark)
-        if token is not None and self._renderer.detokenizer.is_special(token):
-            return [f"{rule}: free <[{token}]>", "free: /(.|\\n)*/"]
-        pattern = mark.replace("/", "\\/")
+        special = next((i for i in self._renderer.split_marks(mark) if isinstance(i, int)), None)
+        if special is not None and self._renderer.detokenizer.is_special(special):
+            return [f"{rule}: free <[{special}]>", "free: /(.|\\n)*/"]
+        pattern = re.escape(mark).replace("/", "\\/").replace("\n", "n")
         return [f"{rule}[lazy]: /(.|\\n)*{pattern}/"]
 
-    def _mark(self, text: str) -> str:
-        """A mark as the parser knows it: the token of that name where there is one."""
-        token = self._renderer.mark(text)
-        return quote(text) if token is None else f"<[{token}]>"
+    def _literal(self, text: str) -> str:
+        """A text as the parser knows it: marks are the tokens of that name where there are any."""
+        pieces = self._renderer.split_marks(text)
+        return " ".join(f"<[{piece}]>" if isinstance(piece, int) else quote(piece) for piece in pieces)
+
+
+def _fits(schema: dict[str, Any], function: Function) -> str:
+    """A rule's body for JSON that fits a schema."""
+    return f"%json {schema_text(schema, strict=function.strict)}"
 
 
 def schema_text(schema: dict[str, Any], *, strict: bool) -> str:

@@ -9,7 +9,9 @@ from typing import Any
 from renderers.base import Renderer, ToolCallParseStatus
 
 from art_backend.gateway.detokenize import TextStream
-from art_backend.gateway.parse import ParsedMessage, StopScanner, TextParser, make_call, overlap
+from art_backend.gateway.notation import read_constants
+from art_backend.gateway.parse import ParsedMessage, StopScanner, TextParser, overlap
+from art_backend.gateway.tool_calls import make_call
 
 
 class TextMessageStream:
@@ -117,8 +119,12 @@ def parse_known(
     parsed = renderer.parse_response(completion, tools=offered, prompt_ids=prompt)
     message = ParsedMessage(parsed.content, parsed.reasoning_content or "")
     for call in parsed.tool_calls:
-        good = call.status is ToolCallParseStatus.OK and tools
-        made = make_call(call.name, call.arguments or {}) if good and call.name else None
+        arguments: Any = call.arguments or {}
+        if call.status is ToolCallParseStatus.INVALID_JSON:
+            arguments = read_constants(call.name or "", arguments, tools)
+        elif call.status is not ToolCallParseStatus.OK:
+            arguments = None
+        made = make_call(call.name, arguments) if call.name and tools and arguments is not None else None
         if made:
             message.tool_calls.append(made)
         elif ended:

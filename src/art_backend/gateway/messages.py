@@ -16,11 +16,12 @@ from art_backend.gateway.chat_messages import join_text, read_system
 from art_backend.gateway.demands import read_form, read_format
 from art_backend.gateway.form import Form
 from art_backend.gateway.message_tools import read_tools
-from art_backend.gateway.parse import ParsedMessage, ParsedToolCall
+from art_backend.gateway.parse import ParsedMessage
 from art_backend.gateway.render import Message
 from art_backend.gateway.responding import Surface
 from art_backend.gateway.sampling import plan_sampling
 from art_backend.gateway.sources import Conversation
+from art_backend.gateway.tool_calls import ParsedToolCall, read_arguments
 from art_backend.gateway.toolbox import Toolbox
 
 _TYPES = {
@@ -125,6 +126,8 @@ def _check_block(block: Any, where: str) -> dict[str, Any]:
     served = kind.endswith("_tool_result")
     if not served and kind not in _BLOCKS:
         raise BadRequestError(f"{where}.type: must be one of {', '.join(_BLOCKS)}.", param=f"{where}.type")
+    if kind in _CALLS:
+        block = {**block, "input": read_arguments(block.get("input"))}
     for name, expected in _BLOCKS["tool_result" if served else kind].items():
         if not isinstance(block.get(name), expected):
             raise BadRequestError(f"{where}.{name}: must be of type {expected.__name__}.", param=f"{where}.{name}")

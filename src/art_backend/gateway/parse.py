@@ -1,26 +1,18 @@
 """From a completion's text to what the agent sees: reasoning, words and tool calls.
 
-This is the grammar of plain templates: ``<think>…</think>`` before the answer, and ``<tool_call>{"name", "arguments"}</tool_call>``
-where tools were offered. Streaming and whole answers go through the same machine, so they read the same. A call that is not
-valid JSON stays in the text: it is the agent's to deal with.
+This is the grammar of plain templates: ``<think>…</think>`` before the answer, and calls in the template's notation where tools were
+offered. Streaming and whole answers go through the same machine, so they read the same. A malformed call stays in the text: it
+is the agent's to deal with.
 """
 
-import json
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from art_backend.gateway.notation import Notation
+from art_backend.gateway.tool_calls import ParsedToolCall
+
 THINK, END_THINK = "<think>", "</think>"
-CALL, END_CALL = "<tool_call>", "</tool_call>"
-
-
-@dataclass(slots=True)
-class ParsedToolCall:
-    name: str
-    arguments: str
-    """JSON."""
-    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
 
 
 @dataclass(slots=True)
@@ -45,13 +37,22 @@ class TextParser:
     """Takes text bit by bit and gives back what is certain of it.
 
     Args:
-        calls: Whether tools were offered; without them a call is text.
+        notation: How calls are written; ``None`` where no tools were offered, so that a call is text.
+        tools: Those that were offered.
         thinking: Whether the prompt itself opened the reasoning.
         plain: Whether all of the text is words.
     """
 
-    def __init__(self, *, calls: bool, thinking: bool = False, plain: bool = False) -> None:
-        self._calls = calls
+    def __init__(
+        self,
+        notation: Notation | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
+        *,
+        thinking: bool = False,
+        plain: bool = False,
+    ) -> None:
+        self._notation = notation
+        self._tools = tools
         self._state: Literal["start", "before_reasoning", "reasoning", "after_reasoning", "content", "call"] = (
             "content" if plain else "before_reasoning" if thinking else "start"
         )
@@ -59,6 +60,8 @@ class TextParser:
         self._gap = ""
         """White space before the call being read; it belongs to the text if the call does."""
         self._called = False
+        self._spoken = False
+        """Whether words have begun; calls without a mark stand before any."""
 
     def feed(self, text: str) -> ParsedMessage:
         """Take more text; return the part of the message that is now certain."""
@@ -75,7 +78,7 @@ class TextParser:
         if self._state == "reasoning":
             part.reasoning += rest
         elif self._state == "call":
-            self._take_call(part, rest, rest)
+            self._take_calls(part, rest)
         elif self._state not in ("before_reasoning", "after_reasoning") and not (self._called and not rest.strip()):
             part.content += rest
         return part
@@ -101,10 +104,12 @@ class TextParser:
             case "content":
                 return self._content(part)
             case "call":
-                at = self._held.find(END_CALL)
+                assert self._notation is not None
+                end = self._notation.end
+                at = self._held.find(end) if end else -1
                 if at >= 0:
-                    body, self._held = self._held[:at], self._held[at + len(END_CALL) :]
-                    self._take_call(part, body, body + END_CALL)
+                    body, self._held = self._held[:at], self._held[at + len(end) :]
+                    self._take_calls(part, body, end)
                 return at >= 0
 
     def _start(self) -> bool:
@@ -131,49 +136,39 @@ class TextParser:
         return text, gap, at >= 0
 
     def _content(self, part: ParsedMessage) -> bool:
-        if not self._calls:
+        notation = self._notation
+        if notation is not None and notation.bare and not self._spoken:
+            words = self._held.lstrip()
+            if words.startswith(notation.begins_with):
+                self._gap, self._held = self._held[: len(self._held) - len(words)], words
+                self._state = "call"
+                return False
+            if not words:
+                return False
+            self._spoken = True
+        if notation is None or notation.bare:
             part.content += self._held
             self._held = ""
             return False
-        text, gap, ended = self._until(CALL)
+        text, gap, ended = self._until(notation.mark)
         part.content += text
         if ended:
             self._gap = gap
             self._state = "call"
         return ended
 
-    def _take_call(self, part: ParsedMessage, body: str, raw: str) -> None:
-        """A call has ended: read it, or leave it in the text."""
-        if call := read_call(body):
-            part.tool_calls.append(call)
-            self._called = True
-        else:
-            part.content += self._gap + CALL + raw
+    def _take_calls(self, part: ParsedMessage, body: str, end: str = "") -> None:
+        """Calls have ended: read them, and leave in the text what is malformed."""
+        assert self._notation is not None
+        calls, rest = self._notation.read(body, self._tools)
+        if not calls:
+            part.content += self._gap + self._notation.mark + body + end
+        elif rest:
+            part.content += rest + end
+        part.tool_calls += calls
+        self._called = self._called or bool(calls)
         self._state = "content"
-
-
-def read_call(body: str) -> ParsedToolCall | None:
-    """Read ``{"name": …, "arguments": {…}}``; ``None`` if it is anything else."""
-    try:
-        call = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
-        return None
-    arguments = call.get("arguments", call.get("parameters"))
-    return make_call(call["name"], {} if arguments is None else arguments)
-
-
-def make_call(name: str, arguments: Any) -> ParsedToolCall | None:
-    """A call with ``arguments``, an object or its JSON; ``None`` if it is neither, or what JSON and Unicode cannot hold."""
-    try:
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments)
-        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        (name + text).encode()  # escapes can spell halves of a character, which are no text
-    except (ValueError, RecursionError):
-        return None
-    return ParsedToolCall(name, text) if isinstance(arguments, dict) else None
+        self._spoken = True
 
 
 def overlap(text: str, mark: str) -> int:

@@ -22,9 +22,13 @@ from art_backend.errors import BadRequestError, ModelNotAvailableError
 from art_backend.gateway.bridging import SPOKEN, Difference
 from art_backend.gateway.detokenize import Detokenizer, TextStream
 from art_backend.gateway.families import Family, find_family
+from art_backend.gateway.guard import ControlTokenGuard
+from art_backend.gateway.learning import SAMPLE_TOOLS, demands_short_ids, learn_notation
 from art_backend.gateway.message_stream import KnownMessageStream, TextMessageStream, parse_known
-from art_backend.gateway.parse import CALL, END_CALL, THINK, ParsedMessage, TextParser
+from art_backend.gateway.notation import HERMES, Notation
+from art_backend.gateway.parse import THINK, ParsedMessage, TextParser
 from art_backend.gateway.setting import Setting
+from art_backend.gateway.tool_calls import give_objects, give_short_ids
 from art_backend.gateway.tool_prompt import spell_out_tools
 
 Message = dict[str, Any]
@@ -56,11 +60,17 @@ class ChatRenderer:
         self._backend.no_truncation()
         self._backend.no_padding()
         self.detokenizer = Detokenizer(tokenizer)
+        self.vocabulary_size = len(tokenizer)
+        self._guard = ControlTokenGuard(tokenizer)
+        if renderer and self._guard.id not in renderer.render_ids([{"role": "user", "content": self._guard.mark}]):
+            self._guard.switch_off()  # it spells the texts of others by itself, as Harmony's does
         template = tokenizer.chat_template or ""
         self._template_text = str(template)
         self._shows_tools = renderer is not None or "tools" in self._template_text
         self.varies = re.search(r"\b(strftime_now|random|lipsum)\b", self._template_text) is not None
         """Whether the same messages may be written in another way at another time."""
+        self._short_call_ids = False  # while the template is asked
+        self._short_call_ids = self._shows_tools and renderer is None and demands_short_ids(self._write_sample)
         self._difference: Difference | None = None
         if renderer is None and template:
             self._difference = Difference.find(self._template, tokenizer.added_tokens_decoder, varies=self.varies)
@@ -76,14 +86,10 @@ class ChatRenderer:
             raise ModelNotAvailableError(f"The model in {path} has no tokenizer.json, which ART needs to read its ids.")
         return cls(tokenizer, find_family(tokenizer, name), _generation_stops(path))
 
-    @property
-    def vocabulary_size(self) -> int:
-        return len(self._tokenizer)
-
     @cached_property
     def longest_token(self) -> int:
         """Characters of the longest token: a text of n characters has at least n / longest_token ids."""
-        return max(len(token) for token in self._tokenizer.get_vocab())
+        return max(len(token) for token, i in self._tokenizer.get_vocab().items() if i < self.vocabulary_size)
 
     def render(
         self, messages: Sequence[Message], tools: Tools | None = None, setting: Setting | None = None
@@ -97,8 +103,7 @@ class ChatRenderer:
         self._check_arguments(setting)
         with _refusals():
             if renderer := self._hand_written(setting):
-                ready = _with_objects(messages)
-                return list(renderer.render_ids(ready, tools=_list(tools), add_generation_prompt=True))  # pyright: ignore[reportArgumentType]
+                return self._render_known(renderer, messages, tools, generation_prompt=True)
             return self.encode(self._template(messages, tools, setting, generation_prompt=True))
 
     def spell(
@@ -117,8 +122,7 @@ class ChatRenderer:
         prompt = self.render(messages, tools, setting)
         with _refusals():
             if renderer := self._hand_written(setting):
-                ready = _with_objects([*messages, answer])
-                whole = list(renderer.render_ids(ready, tools=_list(tools)))  # pyright: ignore[reportArgumentType]
+                whole = self._render_known(renderer, [*messages, answer], tools, generation_prompt=False)
                 said = whole[len(prompt) :] if whole[: len(prompt)] == prompt else []
             else:
                 before = self._template(messages, tools, setting, generation_prompt=True)
@@ -142,8 +146,15 @@ class ChatRenderer:
         setting = Setting()
         with _refusals():
             if renderer := self._hand_written(setting):
-                return list(renderer.render_ids(_with_objects(messages), tools=_list(tools)))  # pyright: ignore[reportArgumentType]
+                return self._render_known(renderer, messages, tools, generation_prompt=False)
             return self.encode(self._template(messages, tools, setting, generation_prompt=False))
+
+    def _render_known(
+        self, renderer: Renderer, messages: Sequence[Message], tools: Tools | None, *, generation_prompt: bool
+    ) -> list[int]:
+        ready, shown = self._guard.guard_messages(give_objects(messages)), self._guard.guard_tools(tools)
+        ids = renderer.render_ids(ready, tools=shown, add_generation_prompt=generation_prompt)  # pyright: ignore[reportArgumentType]
+        return self._guard.without_guards(list(ids))
 
     def bridge(
         self,
@@ -201,14 +212,14 @@ class ChatRenderer:
         new_messages: Sequence[Message],
         tools: Tools | None,
     ) -> list[int] | None:
-        ready = _with_objects(new_messages)
-        bridged = renderer.bridge_to_next_turn(prompt, completion, ready, tools=_list(tools))  # pyright: ignore[reportArgumentType]
+        ready, shown = self._guard.guard_messages(give_objects(new_messages)), self._guard.guard_tools(tools)
+        bridged = renderer.bridge_to_next_turn(prompt, completion, ready, tools=shown)  # pyright: ignore[reportArgumentType]
         if bridged is None:
             return None
         served = len(prompt) + len(completion)
         ids = list(bridged.token_ids)
         # a bridge may drop ids after the turn's end; those were served, so they cannot be dropped here
-        return ids[served:] if ids[:served] == prompt + completion else None
+        return self._guard.without_guards(ids[served:]) if ids[:served] == prompt + completion else None
 
     def parse(
         self,
@@ -221,13 +232,13 @@ class ChatRenderer:
         if self._family:
             return parse_known(self._family.renderer(arguments or {}), list(completion), list(prompt), tools)
         parser = self._parser(prompt, tools)
-        message = parser.feed(self.detokenizer.decode(completion))
+        message = parser.feed((self._marked if tools else self.detokenizer).decode(completion))
         message.extend(parser.finish())
         return message
 
     def stream_text(self, stops: Sequence[str] = ()) -> TextMessageStream:
         """Decode a completion while it is sampled, without looking for reasoning or calls in it."""
-        return TextMessageStream(TextStream(self.detokenizer), TextParser(calls=False, plain=True), stops)
+        return TextMessageStream(TextStream(self.detokenizer), TextParser(plain=True), stops)
 
     def stream(
         self,
@@ -237,13 +248,14 @@ class ChatRenderer:
         arguments: Mapping[str, Any] | None = None,
     ) -> TextMessageStream | KnownMessageStream:
         """Parse a completion of ``prompt`` while it is sampled; ``stops`` are strings that end it."""
-        text = TextStream(self.detokenizer)
+        text = TextStream(self._marked if tools else self.detokenizer)
         if self._family:
             return KnownMessageStream(self._family.renderer(arguments or {}), list(prompt), tools, text, stops)
         return TextMessageStream(text, self._parser(prompt, tools), stops)
 
     def _parser(self, prompt: Sequence[int], tools: Tools | None) -> TextParser:
-        return TextParser(calls=bool(tools), thinking=self.opens_thinking(prompt))
+        notation = (self.notation or HERMES) if tools else None
+        return TextParser(notation, tools, thinking=self.opens_thinking(prompt))
 
     def opens_thinking(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt itself begins the reasoning of its completion."""
@@ -255,15 +267,51 @@ class ChatRenderer:
 
     @cached_property
     def _marks(self) -> dict[str, int]:
-        return {token.content: token_id for token_id, token in self._tokenizer.added_tokens_decoder.items()}
+        added = self._tokenizer.added_tokens_decoder.items()
+        return {token.content: token_id for token_id, token in added if token_id < self.vocabulary_size}
 
     @cached_property
-    def writes_json_calls(self) -> bool:
-        """Whether this model's calls are JSON between ``<tool_call>`` tags, one object with name and arguments."""
-        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-        spelled = f'{CALL}\n{{"name": "f", "arguments": {{}}}}\n{END_CALL}'
-        calls = self.parse(self.encode(spelled), (), [tool]).tool_calls
-        return [(call.name, call.arguments) for call in calls] == [("f", "{}")]
+    def notation(self) -> Notation | None:
+        """How this model's template writes calls; ``None`` if what it writes is not read back."""
+        stops = [self._tokenizer.added_tokens_decoder[i].content for i in self.stop_token_ids]
+        return learn_notation(self._write_sample, self._read_sample, stops, self._marks)
+
+    def explain_calls(self) -> str | None:
+        """Why calls of this model cannot be forced, and what that means; ``None`` if they can."""
+        if self.notation is not None:
+            return None
+        if self._family is not None:
+            return "Calls of this model cannot be forced by tool_choice: its chat template writes their ids, not their names."
+        return (
+            "The chat template of this model does not write tool calls in a way that can be read back. Calls are looked for"
+            f" in the notation {HERMES.mark}{{JSON}}{HERMES.end}, and tool_choice cannot force any."
+        )
+
+    def _write_sample(self, messages: Sequence[Message]) -> str:
+        if self._family:
+            ids = self._render_known(self._family.plain, messages, SAMPLE_TOOLS, generation_prompt=False)
+            return self._backend.decode(ids, skip_special_tokens=False)
+        return self._template(messages, SAMPLE_TOOLS, Setting(), generation_prompt=False)
+
+    def _read_sample(self, notation: Notation, text: str) -> ParsedMessage:
+        if self._family:
+            return parse_known(self._family.plain, self.encode(text), [], SAMPLE_TOOLS)
+        parser = TextParser(notation, SAMPLE_TOOLS)
+        message = parser.feed(text)
+        message.extend(parser.finish())
+        return message
+
+    def split_marks(self, text: str) -> list[str | int]:
+        """A text in pieces: the ids of the added tokens that it spells, and the texts between them."""
+        pieces = re.split("(" + "|".join(map(re.escape, sorted(self._marks, key=len, reverse=True))) + ")", text)
+        return [self._marks.get(piece, piece) for piece in pieces if piece]
+
+    @cached_property
+    def _marked(self) -> Detokenizer:
+        """Decodes with the marks of calls, which may be special tokens."""
+        marks = self.notation.texts if self.notation else ""
+        shown = {i for text, i in self._marks.items() if text in marks and self.detokenizer.is_special(i)}
+        return Detokenizer(self._tokenizer, frozenset(shown))
 
     @cached_property
     def speaks_plainly(self) -> bool:
@@ -271,7 +319,7 @@ class ChatRenderer:
         return self.parse(self.encode(SPOKEN), ()).content == SPOKEN
 
     def encode(self, text: str) -> list[int]:
-        return self._backend.encode(text, add_special_tokens=False).ids
+        return self._guard.without_guards(self._backend.encode(text, add_special_tokens=False).ids)
 
     def encode_text(self, text: str, beginning: bool) -> list[int]:
         """Ids of plain text, with what the tokenizer puts at the beginning of every text."""
@@ -280,9 +328,11 @@ class ChatRenderer:
     def _template(
         self, messages: Sequence[Message], tools: Tools | None, setting: Setting, *, generation_prompt: bool
     ) -> str:
-        ready, shown = _with_objects(messages), _list(tools)
+        ready, shown = self._guard.guard_messages(give_objects(messages)), self._guard.guard_tools(tools)
+        if self._short_call_ids:
+            ready = give_short_ids(ready)
         if not self._shows_tools:
-            ready, shown = spell_out_tools(ready, tools), None
+            ready, shown = spell_out_tools(ready, shown), None
         with setting.seeded() if self.varies else nullcontext():
             text = self._tokenizer.apply_chat_template(
                 ready,
@@ -311,26 +361,6 @@ _RESERVED = {
 """Names that are not the caller's to give."""
 
 
-def _with_objects(messages: Sequence[Message]) -> list[Message]:
-    """Give templates the arguments of calls as objects, as most of them expect; malformed ones as an object that says so."""
-    result: list[Message] = []
-    for message in messages:
-        if calls := message.get("tool_calls"):
-            message = {**message, "tool_calls": [{**c, "function": _with_object(c["function"])} for c in calls]}
-        result.append(message)
-    return result
-
-
-def _with_object(function: dict[str, Any]) -> dict[str, Any]:
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        arguments = {"malformed": function["arguments"]}
-    return {**function, "arguments": arguments}
-
-
 def _generation_stops(path: Path) -> list[int]:
     """Ids that ``generation_config.json`` says end a completion."""
     config = path / "generation_config.json"
@@ -338,7 +368,3 @@ def _generation_stops(path: Path) -> list[int]:
         return []
     eos = json.loads(config.read_text()).get("eos_token_id")
     return [eos] if isinstance(eos, int) else list(eos or [])
-
-
-def _list(tools: Tools | None) -> list[dict[str, Any]] | None:
-    return list(tools) if tools else None

@@ -9,7 +9,7 @@ from typing import Any
 from art_backend.errors import BadRequestError
 from art_backend.gateway.answers import Completed
 from art_backend.gateway.chat_messages import join_text, read_system
-from art_backend.gateway.parse import ParsedMessage, ParsedToolCall
+from art_backend.gateway.parse import ParsedMessage
 from art_backend.gateway.render import Message
 from art_backend.gateway.response_tools import (
     CALLS,
@@ -20,6 +20,7 @@ from art_backend.gateway.response_tools import (
     read_tools,
     write_call,
 )
+from art_backend.gateway.tool_calls import ParsedToolCall
 from art_backend.gateway.toolbox import Aliases, Toolbox
 from art_backend.gateway.tree import Turn
 

@@ -15,7 +15,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from art_backend.errors import BadRequestError
 from art_backend.gateway.chat_messages import join_text
-from art_backend.gateway.parse import ParsedToolCall
+from art_backend.gateway.tool_calls import ParsedToolCall
 from art_backend.gateway.toolbox import (
     Alias,
     Toolbox,

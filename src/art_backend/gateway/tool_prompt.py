@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from art_backend.gateway.parse import CALL, END_CALL
+from art_backend.gateway.notation import HERMES
 
 Message = dict[str, Any]
 
@@ -52,4 +52,4 @@ def _tell_of_tools(messages: list[Message], tools: Sequence[dict[str, Any]]) -> 
 
 def _spell_out_call(function: dict[str, Any]) -> str:
     what = json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
-    return f"{CALL}\n{what}\n{END_CALL}"
+    return f"{HERMES.mark}\n{what}\n{HERMES.end}"

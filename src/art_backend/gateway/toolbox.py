@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from art_backend.errors import BadRequestError
-from art_backend.gateway.parse import ParsedToolCall
+from art_backend.gateway.tool_calls import ParsedToolCall
 
 
 class Alias(NamedTuple):

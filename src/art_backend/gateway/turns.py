@@ -227,7 +227,7 @@ class TurnTaker:
         completed = [
             Completed(
                 message=one.message,
-                finish_reason="tool_calls" if one.message.tool_calls else one.finish_reason,
+                finish_reason=_finish_reason(one),
                 ids=one.ids,
                 logprobs=one.logprobs,
                 top_logprobs=one.top_logprobs,
@@ -278,6 +278,11 @@ class TurnTaker:
 def _name_caller(model: ServedModel) -> str:
     """Who waits for their own work first, where no rollout is known."""
     return f"{model.project}/{model.name}"
+
+
+def _finish_reason(one: _Collected) -> str:
+    """Calls end a turn that the model itself ended; one that was cut short is cut short, whatever it called before."""
+    return "tool_calls" if one.message.tool_calls and one.finish_reason == "stop" else one.finish_reason
 
 
 def _overflow(identity: Identity) -> Completed:

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from art_backend.gateway.notation import HERMES
 from art_backend.gateway.parse import ParsedMessage, StopScanner, TextParser, overlap
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1.0, "b": "ü"}}\n</tool_call>'
 
 
 def parse(text, sizes=(1000,), calls=True, thinking=False):
-    parser = TextParser(calls=calls, thinking=thinking)
+    parser = TextParser(HERMES if calls else None, thinking=thinking)
     message = ParsedMessage()
     at = 0
     while at < len(text):

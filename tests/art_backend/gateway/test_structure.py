@@ -157,7 +157,7 @@ async def test_json_objects_cut_short_say_so(client, stream):
 )
 async def test_tool_choice_is_kept(client, choice, names, most, stream):
     for answer in await chat(client, stream=stream, tools=CHAT_TOOLS, tool_choice=choice, n=3, seed=5):
-        assert answer.finish_reason == "tool_calls"
+        assert answer.finish_reason in ("tool_calls", *(["length"] if most is None else []))
         assert "<tool_call>" in answer.message.content if answer.message.content else True, "all but a call cut short"
         check_calls(answer.message.tool_calls, names)
         assert most is None or len(answer.message.tool_calls) == most
