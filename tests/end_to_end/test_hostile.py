@@ -177,7 +177,7 @@ def test_a_damaged_adapter_is_not_served(tmp_path, tiny_model_path):
     service.learn()
     service.check()
     service.stop()
-    (adapter,) = tmp_path.glob("data/p/models/m/checkpoints/0001/*.safetensors")
+    (adapter,) = tmp_path.glob("data/p/models/m/checkpoints/0001/adapter_model.safetensors")
     content = bytearray(adapter.read_bytes())
     content[-9] ^= 0x40
     adapter.write_bytes(content)

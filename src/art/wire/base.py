@@ -6,8 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
-NAME = r"^\.*[A-Za-z0-9_-][A-Za-z0-9._-]*$"
-Name = Annotated[str, Field(min_length=1, max_length=128, pattern=NAME)]
+Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^\.*[A-Za-z0-9_-][A-Za-z0-9._-]*$")]
 """The name of a project, a model or a rollout. It is also the name of a directory: no separators, and not dots alone."""
 
 Step = Annotated[int, Field(ge=0, lt=2**31)]

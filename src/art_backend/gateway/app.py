@@ -1,7 +1,6 @@
 """The data plane: ``/v1`` and ``/r/{rollout}/v1``, with errors in the caller's protocol."""
 
 import hashlib
-import re
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Protocol
@@ -9,8 +8,9 @@ from typing import Any, Protocol
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter, ValidationError
 
-from art.wire.base import NAME
+from art.wire import Name
 from art_backend.bodies import MAX_CALL_BYTES, BodyReader, parse_body
 from art_backend.errors import BadRequestError, ServiceError
 from art_backend.gateway import schemas
@@ -25,6 +25,8 @@ from art_backend.gateway.responses import RESPONSES
 from art_backend.gateway.stored_responses import add_stored_responses
 from art_backend.gateway.turns import TurnTaker
 from art_backend.store.captures import CaptureStore
+
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 KEEP_ALIVE_S = 10.0
 """A waiting caller never hears nothing for longer."""
@@ -97,8 +99,8 @@ def build_gateway(
         return answer
 
     def identify_request(request: Request, rollout: str | None) -> Identity:
-        if rollout is not None and not re.search(NAME, rollout):
-            raise BadRequestError(f"rollout: {rollout!r} is not a rollout's id.", param="rollout")
+        if rollout is not None:
+            check_rollout(rollout)
         return identify(read_key(request.headers), rollout)
 
     async def read_object(request: Request) -> dict[str, Any]:
@@ -141,6 +143,14 @@ def build_gateway(
         router.add_api_route(f"{prefix}/models", list_models, methods=["GET"])
         router.add_api_route(f"{prefix}/models/{{model:path}}", retrieve_model, methods=["GET"])
     return router
+
+
+def check_rollout(rollout: str) -> None:
+    """Raise BadRequestError for what cannot be a rollout's id."""
+    try:
+        _NAME.validate_python(rollout)
+    except ValidationError as error:
+        raise BadRequestError(f"rollout: {rollout[:200]!r} is not a rollout's id.", param="rollout") from error
 
 
 def _name_sender(identity: Identity) -> str:

@@ -21,8 +21,8 @@ from art_backend.gateway.setting import Setting
 Message = dict[str, Any]
 Tools = Sequence[dict[str, Any]]
 
-_KEPT = 256
-"""Renderings of a stand-in that are kept, one for each list of tools and each setting."""
+_KEPT = 16 * 2**20
+"""Characters of renderings of a stand-in that are kept, one for each list of tools and each setting."""
 
 SPOKEN = "stand-in"
 ASKED: Message = {"role": "user", "content": "q"}
@@ -55,6 +55,7 @@ class Difference:
         self._write = write
         self._varies = varies
         self._before: dict[str, str] = {}
+        self._kept = 0
 
     @classmethod
     def find(cls, write: Write, added_tokens: Mapping[int, AddedToken], *, varies: bool) -> "Difference | None":
@@ -98,9 +99,12 @@ class Difference:
             ["reasoning_content" in stand_in[-1], tools, setting.arguments, setting.began if self._varies else None]
         )
         if key not in self._before:
-            if len(self._before) >= _KEPT:
-                self._before.pop(next(iter(self._before)))
-            self._before[key] = self._write(stand_in, tools, setting, generation_prompt=False)
+            written = self._write(stand_in, tools, setting, generation_prompt=False)
+            self._kept += len(key) + len(written)
+            while self._before and self._kept > _KEPT:
+                oldest = next(iter(self._before))
+                self._kept -= len(oldest) + len(self._before.pop(oldest))
+            self._before[key] = written
         return self._before[key]
 
     @cached_property

@@ -1,11 +1,11 @@
 """Limits of model calls: how large one may be, and how many completions of one project are sampled at the same time.
 
-More wait in a bounded queue, first come, first served. One project's burst then neither starves the others in the engine's queue
-nor grows without end.
+More wait in a bounded queue, in which callers take turns. One project's burst then neither starves the others in the engine's
+queue nor grows without end, and one caller's burst does not keep the project's other callers waiting.
 """
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -64,6 +64,7 @@ def _check(name: str, count: int, limit: int, unit: str, remedy: str) -> None:
 
 @dataclass(slots=True)
 class _Waiting:
+    caller: str
     places: int
     turn: "asyncio.Future[None]"
 
@@ -71,9 +72,12 @@ class _Waiting:
 @dataclass(slots=True)
 class _Project:
     running: int = 0
+    """Places taken."""
     queued: int = 0
+    """Places that those who wait need."""
     size: int = 0
-    waiting: deque[_Waiting] = field(default_factory=deque[_Waiting])
+    callers: OrderedDict[str, deque[_Waiting]] = field(default_factory=OrderedDict[str, deque[_Waiting]])
+    """Calls that wait, by caller; whose turn it is comes first."""
 
 
 class ProjectLimits:
@@ -93,13 +97,14 @@ class ProjectLimits:
 
     def waiting(self, project: str) -> int:
         """Calls that wait."""
-        return len(self._projects[project].waiting) if project in self._projects else 0
+        return sum(map(len, self._projects[project].callers.values())) if project in self._projects else 0
 
     @asynccontextmanager
-    async def enter(self, project: str, choices: int = 1, size: int = 0) -> AsyncGenerator[None]:
+    async def enter(self, project: str, caller: str = "", choices: int = 1, size: int = 0) -> AsyncGenerator[None]:
         """Hold a place for each of a call's choices; wait for them if need be. A call that is cancelled leaves the queue.
 
         Args:
+            caller: Who takes turns with the project's other callers: a rollout.
             choices: More than the project has places count as all of them.
             size: Bytes of the call's body.
 
@@ -116,7 +121,7 @@ class ProjectLimits:
             )
         state.size += size
         try:
-            await self._take(project, state, places)
+            await self._take(project, state, caller, places)
             try:
                 yield
             finally:
@@ -124,11 +129,11 @@ class ProjectLimits:
                 self._admit(state)
         finally:
             state.size -= size
-            if not state.running and not state.waiting:
+            if not state.running and not state.callers:
                 self._projects.pop(project, None)
 
-    async def _take(self, project: str, state: _Project, places: int) -> None:
-        if not state.waiting and state.running + places <= self._calls:
+    async def _take(self, project: str, state: _Project, caller: str, places: int) -> None:
+        if not state.callers and state.running + places <= self._calls:
             state.running += places
             return
         if state.queued + places > self._queue:
@@ -137,8 +142,8 @@ class ProjectLimits:
                 "rollouts at the same time, or start the service with a larger --max-project-queue.",
                 retry_after_s=5,
             )
-        mine = _Waiting(places, asyncio.get_running_loop().create_future())
-        state.waiting.append(mine)
+        mine = _Waiting(caller, places, asyncio.get_running_loop().create_future())
+        state.callers.setdefault(caller, deque()).append(mine)
         state.queued += places
         try:
             await asyncio.wait({mine.turn}, timeout=self._timeout_s)
@@ -158,13 +163,18 @@ class ProjectLimits:
             )
 
     def _leave(self, state: _Project, mine: _Waiting) -> None:
-        state.waiting.remove(mine)
+        state.callers[mine.caller].remove(mine)
         state.queued -= mine.places
+        if not state.callers[mine.caller]:
+            del state.callers[mine.caller]
 
     def _admit(self, state: _Project) -> None:
-        """Give free places to those who wait, in their order."""
-        while state.waiting and state.running + state.waiting[0].places <= self._calls:
-            first = state.waiting.popleft()
-            state.queued -= first.places
+        """Give free places to those who wait: to each caller in turn, in the order of its calls."""
+        while state.callers:
+            first = next(iter(state.callers.values()))[0]
+            if state.running + first.places > self._calls:
+                return
+            state.callers.move_to_end(first.caller)
+            self._leave(state, first)
             state.running += first.places
             first.turn.set_result(None)

@@ -37,6 +37,9 @@ Message = dict[str, Any]
 
 Tools = Sequence[dict[str, Any]]
 
+_LONG = 2000
+"""Characters of a text that takes so long to tokenise that others must go on meanwhile."""
+
 
 class ChatRenderer:
     """Renders, bridges and parses for one tokenizer.
@@ -318,12 +321,18 @@ class ChatRenderer:
         """Whether this model's words are the completion's text as it stands."""
         return self.parse(self.encode(SPOKEN), ()).content == SPOKEN
 
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        if len(text) <= _LONG:
+            return self._backend.encode(text, add_special_tokens=special).ids
+        # of a batch, unlike of a single text, the library does not hold Python's lock: others go on
+        return self._backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
+
     def encode(self, text: str) -> list[int]:
-        return self._guard.without_guards(self._backend.encode(text, add_special_tokens=False).ids)
+        return self._guard.without_guards(self._encode(text, special=False))
 
     def encode_text(self, text: str, beginning: bool) -> list[int]:
         """Ids of plain text, with what the tokenizer puts at the beginning of every text."""
-        return self._backend.encode(text, add_special_tokens=beginning).ids
+        return self._encode(text, special=beginning)
 
     def _template(
         self, messages: Sequence[Message], tools: Tools | None, setting: Setting, *, generation_prompt: bool

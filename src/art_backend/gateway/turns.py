@@ -29,7 +29,7 @@ from art_backend.inference.client import EngineError
 from art_backend.inference.contract import Generation
 from art_backend.store.captures import CaptureStore
 
-LONG_TEXT = 50_000
+LONG_TEXT = 20_000
 """Characters of a prompt from which it is rendered beside the event loop, not on it."""
 
 
@@ -141,7 +141,8 @@ class TurnTaker:
     async def _answer(self, identity: Identity, step: int | None, answer: Answer) -> None:
         """Answer a call in its project's turn."""
         try:
-            async with self._limits.enter(answer.model.project, answer.call.choices, answer.call.size):
+            caller = identity.rollout or ""
+            async with self._limits.enter(answer.model.project, caller, answer.call.choices, answer.call.size):
                 await self._sample_and_commit(identity, step, answer)
         except EngineError as error:
             raise _explain(error, answer.call.sources[0].structure_field) from error

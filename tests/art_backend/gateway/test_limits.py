@@ -152,6 +152,18 @@ async def test_every_choice_counts():
     assert calls.limits._projects == {}
 
 
+async def test_callers_take_turns():
+    calls = Calls(ProjectLimits(1, 10, 60))
+    tasks = [calls.start("a0", caller="a")]
+    await settle()
+    tasks += [calls.start(name, caller=name[0]) for name in ("a1", "a2", "a3", "b1", "b2", "c1")]
+    await settle()
+    for name in ("a0", "a1", "b1", "c1", "a2", "b2", "a3"):
+        assert calls.entered[-1] == name
+        await calls.end(name)
+    await asyncio.gather(*tasks)
+
+
 async def test_bodies_that_wait_are_bounded():
     calls = Calls(ProjectLimits(1, 10, 60))
     first, second = calls.start(1, size=MAX_WAITING_BYTES // 2), calls.start(2, size=MAX_WAITING_BYTES // 2)
