@@ -8,7 +8,7 @@ as a program), on a stack that is a fraction of ours. What survives there is saf
 import contextlib
 import hashlib
 import json
-import select
+import selectors
 import subprocess
 import sys
 import threading
@@ -102,9 +102,10 @@ CHECKER = StructureChecker()
 
 
 def _read_line(pipe: IO[bytes]) -> bytes:
-    ready, _, _ = select.select([pipe], [], [], ANSWER_TIMEOUT_S)
-    if not ready:
-        raise TimeoutError(f"the process that tries structures gave no answer in {ANSWER_TIMEOUT_S:g} s")
+    with selectors.DefaultSelector() as selector:  # select() itself knows no files beyond the first 1,024
+        selector.register(pipe, selectors.EVENT_READ)
+        if not selector.select(ANSWER_TIMEOUT_S):
+            raise TimeoutError(f"the process that tries structures gave no answer in {ANSWER_TIMEOUT_S:g} s")
     line = pipe.readline()
     if not line.endswith(b"\n"):
         raise EOFError

@@ -3,6 +3,7 @@
 import faulthandler
 import json
 import os
+import resource
 import signal
 import statistics
 import time
@@ -129,3 +130,16 @@ def test_compiled_structures_are_bounded_by_bytes():
         vocabulary.start(Structure("json", json.dumps({"const": f"{i}", "description": "x" * 200_000})), [2])
     assert 0 < vocabulary._compiled_bytes <= MAX_COMPILED_BYTES
     assert vocabulary._compiled_bytes == sum(len(structure.text) for structure in vocabulary._compiled)
+
+
+def test_the_child_answers_where_very_many_files_are_open(checker):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert checker.judge(Structure("regex", "a+")).problem is None
+        assert checker._child.stdout.fileno() > 1024
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
