@@ -69,17 +69,18 @@ def _read_prompts(prompt: Any) -> list[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt, list) and prompt:
-        if all(_is_id(item) for item in prompt):
+        if _are_ids(prompt):
             return [prompt]
         if all(isinstance(item, str) for item in prompt):
             return prompt
-        if all(isinstance(item, list) and item and all(_is_id(i) for i in item) for item in prompt):
+        if all(isinstance(item, list) and item and _are_ids(item) for item in prompt):
             return prompt
     raise BadRequestError("prompt: must be a string, a list of token ids, or a list of either.", param="prompt")
 
 
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+def _are_ids(values: list[Any]) -> bool:
+    """Whether all values can be token ids. There may be millions of them."""
+    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 2**31
 
 
 def write_whole(answer: Answer) -> bytes:

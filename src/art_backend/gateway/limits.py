@@ -27,6 +27,9 @@ MAX_CHOICES = 128
 MAX_MESSAGES = 10_000
 """Messages of one call and the parts that they consist of."""
 
+MAX_PROMPT_IDS = 2**20
+"""Token ids of one call's prompts."""
+
 MAX_TOOLS = 512
 MAX_TOOL_BYTES = 2**20
 
@@ -48,8 +51,11 @@ def check_extent(body: Mapping[str, Any]) -> None:
         _check("tools", len(tools), MAX_TOOLS, "tools", "offer fewer")
         _check("tools", len(orjson.dumps(tools)), MAX_TOOL_BYTES, "bytes", "offer fewer tools or shorten their schemas")
     prompts = body.get("prompt")
-    if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
-        check_choices(len(prompts))
+    if isinstance(prompts, list) and prompts:
+        if not isinstance(prompts[0], int):
+            check_choices(len(prompts))
+        ids = len(prompts) + sum(len(prompt) for prompt in prompts[:MAX_CHOICES] if isinstance(prompt, list))
+        _check("prompt", ids, MAX_PROMPT_IDS, "token ids", "send fewer")
 
 
 def check_choices(count: int) -> None:

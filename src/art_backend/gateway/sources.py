@@ -148,10 +148,10 @@ class Text:
 
     def place(self, tree: Tree, renderer: ChatRenderer) -> Prompt:
         if not isinstance(self.prompt, str):
-            wrong = next((i for i in self.prompt if i >= renderer.vocabulary_size), None)
-            if wrong is not None:
+            largest = max(self.prompt)
+            if largest >= renderer.vocabulary_size:
                 raise BadRequestError(
-                    f"prompt: id {wrong} is outside the vocabulary of {renderer.vocabulary_size}.", param="prompt"
+                    f"prompt: id {largest} is outside the vocabulary of {renderer.vocabulary_size}.", param="prompt"
                 )
         prompt = tree.place_text(self._as_plain(renderer.encode_text))
         if not prompt.length:

@@ -181,6 +181,8 @@ async def test_bodies_that_wait_are_bounded():
         ("completions", {"prompt": ["a"] * 500, "n": 128}, "n"),
         ("completions", {"prompt": ["a"] * 100, "n": 2}, "n"),
         ("completions", {"prompt": [[5]] * 129}, "n"),
+        ("completions", {"prompt": [5] * 1_100_000}, "prompt"),
+        ("completions", {"prompt": [[5] * 600_000] * 2}, "prompt"),
         ("chat/completions", {"messages": [{"role": "user", "content": ""}] * 50_000}, "messages"),
         ("responses", {"input": [{"role": "user", "content": ""}] * 50_000}, "input"),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 50_000}]}, "messages"),
