@@ -51,19 +51,20 @@ class CallGrammar:
         names = [f"{kind}_{i}" for kind in ("first", "next") for i in range(len(functions))]
         first, more = " | ".join(names[: len(functions)]), " | ".join(names[len(functions) :])
         rules = [f"calls: ({first}) {f'({more})* ' if several else ''}{self._literal(how.close)}"]
+        middle = how.middle if how.parameters is None else ""
         for i, function in enumerate(functions):
+            name = how.spell_name(function.name) + middle
             rules += self._write_arguments(f"arguments_{i}", function)
-            rules.append(f"first_{i}: {self._literal(begin + how.spell_name(function.name))} arguments_{i}")
+            rules.append(f"first_{i}: {self._literal(begin + name)} arguments_{i}")
             if several:
-                start = (how.separator or "") + how.head + how.spell_name(function.name)
-                rules.append(f"next_{i}: {self._literal(start)} arguments_{i}")
+                rules.append(f"next_{i}: {self._literal((how.separator or '') + how.head + name)} arguments_{i}")
         return rules
 
     def _write_arguments(self, rule: str, function: Function) -> Iterator[str]:
-        """Rules for what follows a function's name, the call's end included."""
+        """Rules for arguments and the call's end."""
         how = self._notation
         if how.parameters is None:
-            yield f"{rule}: {self._literal(how.middle)} {rule}_json {self._literal(how.tail)}"
+            yield f"{rule}: {rule}_json {self._literal(how.tail)}"
             yield f"{rule}_json: {self._fits(function.schema, function)}"
         else:
             yield from self._write_parameters(rule, function, how.parameters)
