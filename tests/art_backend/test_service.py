@@ -2,11 +2,12 @@
 
 import asyncio
 import errno
+import shutil
 from pathlib import Path
 
 import pytest
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from art.wire import (
     TERMINAL_STATES,
@@ -103,6 +104,23 @@ async def test_a_registration_that_cannot_be_stored_leaves_nothing(tmp_path, tin
     assert not list(service.settings.path.rglob("checkpoints/*"))
     assert (await service.register(spec)).step == int(origin)
     assert [service.describe(one.project, one.name).name for one in service.served()] == ["m"]
+    await service.close()
+
+
+@pytest.mark.parametrize("shows_calls", [False, True])
+async def test_a_template_whose_calls_are_not_read_back_is_named_at_registration(
+    tmp_path, tiny_model_path, shows_calls, caplog
+):
+    path = tmp_path / "model"
+    shutil.copytree(tiny_model_path, path)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    if not shows_calls:
+        tokenizer.chat_template += "{#- tools are not shown, but known #}"
+    tokenizer.save_pretrained(path)
+    service = Service(Settings(path=tmp_path / "data", api_key="k", engine="torch"), _no_engine)
+    told = await service.register(RegisterModel(project="p", name="m", base_model=str(path)))
+    assert [("does not write tool calls" in warning) for warning in told.warnings] == [True] * (not shows_calls)
+    assert ("does not write tool calls" in caplog.text) == (not shows_calls)
     await service.close()
 
 
