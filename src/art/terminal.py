@@ -11,8 +11,9 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
     Paths and other long words stay whole, so that they can be copied.
     """
-    stream = stream or sys.stderr
-    print(break_lines(text, terminal_width()) if stream.isatty() else text, file=stream, flush=True)
+    out = sys.stderr if stream is None else stream
+    if out is not None:  # a program without a console has none  # pyright: ignore[reportUnnecessaryComparison]
+        print(break_lines(text, terminal_width()) if out.isatty() else text, file=out, flush=True)
 
 
 def say_error(message: str) -> None:
