@@ -1,11 +1,20 @@
 """Fixtures that several areas share."""
 
 import json
+import os
 from typing import Any
 
 import pytest
 from hypothesis import settings
-from tests.support.tiny import build_tiny_model
+
+from art_backend.process import BRIEF_WAITING, EQUAL_ROWS
+
+# Before torch is loaded, and for every process that a test starts: test processes compute as engine and trainer do, and one
+# thread each is fastest where several workers share the cores.
+for name, value in {"OMP_NUM_THREADS": "1", **BRIEF_WAITING, **EQUAL_ROWS}.items():
+    os.environ.setdefault(name, value)
+
+from tests.support.tiny import build_tiny_model  # noqa: E402
 
 # How long an example takes depends on what else the machine does.
 settings.register_profile("untimed", deadline=None)

@@ -1,7 +1,8 @@
-"""bfloat16 products with float32 results, against float64."""
+"""Products with float32 results, against float64; their rows one by one."""
 
 import pytest
 import torch
+from tests.support.rows import equal_rows
 
 from art_backend import exact
 
@@ -26,16 +27,20 @@ def test_float32_stays_as_it_is(product):
     torch.testing.assert_close(getattr(exact, product)(a, b), a @ b.mT)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("product", ["linear", "batched", "weighted"])
-def test_a_row_alone_gives_the_same_bits_as_among_others(product):
+def test_a_row_gives_the_same_bits_alone_and_among_any_number_of_others(product, dtype):
     torch.manual_seed(0)
+    a, b = torch.randn(1, 400, 2048), torch.randn(1, 300, 2048).to(dtype)
+    a = a.softmax(-1) if product == "weighted" else a.to(dtype)
+    b = b.mT.contiguous() if product == "weighted" else b
     if product == "linear":
-        a, b = torch.randn(400, 2048).bfloat16(), torch.randn(300, 2048).bfloat16()
-        rows = [exact.linear(a[i : i + 1], b) for i in range(400)]
-    else:
-        a, b = torch.randn(1, 400, 2048), torch.randn(1, 300, 2048).bfloat16()
-        a = a.bfloat16() if product == "batched" else a.softmax(-1)
-        b = b if product == "batched" else b.mT.contiguous()
-        rows = [getattr(exact, product)(a[:, i : i + 1], b) for i in range(400)]
-    together = getattr(exact, product)(a, b)
-    assert torch.equal(torch.cat(rows, dim=-2), together)
+        a, b = a[0], b[0]
+    multiply = getattr(exact, product)
+    together = multiply(a, b)
+    for count in (1, 2, 3, 7, 50, 133):
+        rows = torch.cat([multiply(part, b) for part in a.split(count, dim=-2)], dim=-2)
+        if equal_rows(dtype):
+            assert torch.equal(rows, together)
+        else:
+            torch.testing.assert_close(rows, together, rtol=1e-5, atol=1e-4)

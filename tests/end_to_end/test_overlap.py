@@ -1,7 +1,6 @@
 """``art.train`` on a real service: what overlaps, and what must come out the same."""
 
 import asyncio
-import hashlib
 import itertools
 import os
 import sys
@@ -9,8 +8,12 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import torch
+from safetensors.torch import load_file
+from tests.support.rows import equal_rows
 
 import art
+from art_backend.compute import choose_device, choose_dtype
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -85,7 +88,7 @@ async def test_environments_work_while_the_trainer_does_and_no_call_fails(
 
 
 async def test_without_staleness_the_weights_are_those_of_the_explicit_form(backend, tiny_model_path, tmp_path):
-    """Bit for bit, as the rollouts are seeded."""
+    """Bit for bit, as the rollouts are seeded; nearly, where a row's log-probabilities depend on the rows beside it."""
 
     async def rollout(model, seed):
         async with model.rollout() as run:
@@ -112,12 +115,17 @@ async def test_without_staleness_the_weights_are_those_of_the_explicit_form(back
     assert result.metrics["data/step_num_gradient_steps"] == 1
     await art.train(looped, member, range(4), groups_per_step=2, group_size=4, learning_rate=1e-3, show_progress=False)
 
-    async def digest(model):
+    async def adapter(model):
         last = (await backend.list_checkpoints(model))[-1]
         assert last.step == 2
-        return hashlib.sha256((Path(last.path) / "adapter_model.safetensors").read_bytes()).hexdigest()
+        return load_file(Path(last.path) / "adapter_model.safetensors")
 
-    assert await digest(explicit) == await digest(looped)
+    ours, theirs = await adapter(explicit), await adapter(looped)
+    assert ours.keys() == theirs.keys()
+    if equal_rows(choose_dtype("auto", choose_device())):
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    else:
+        assert all((ours[name] - theirs[name]).norm() <= 0.01 * ours[name].norm() for name in ours)
 
 
 async def test_preflight_reads_what_was_captured(backend, tiny_model_path, tmp_path):

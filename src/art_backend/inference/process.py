@@ -22,7 +22,7 @@ from art_backend.devices import visible
 from art_backend.inference.client import EngineClient, EngineError, EngineUnreachableError
 from art_backend.inference.engine import Member
 from art_backend.inference.key_check.art_key_check import KEY_VARIABLE
-from art_backend.process import BRIEF_WAITING, ChildProcess, DeadlineExceededError, ProcessDiedError
+from art_backend.process import BRIEF_WAITING, EQUAL_ROWS, ChildProcess, DeadlineExceededError, ProcessDiedError
 
 T = TypeVar("T")
 
@@ -35,6 +35,7 @@ _HEALTH_DEADLINE_S = 10.0
 
 CPU_ENVIRONMENT = {
     **BRIEF_WAITING,
+    **EQUAL_ROWS,
     # freed buffers stay with the process: asking the system for fresh pages costs more than the arithmetic on them
     "MALLOC_MMAP_THRESHOLD_": str(256 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(512 * 2**20),

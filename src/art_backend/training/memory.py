@@ -4,7 +4,7 @@ import ctypes
 import resource
 import sys
 
-from art_backend.process import BRIEF_WAITING
+from art_backend.process import BRIEF_WAITING, EQUAL_ROWS
 
 CPU_ENVIRONMENT = {
     # Activations of one pack are freed and asked for again by the next. By default glibc returns such blocks to the kernel
@@ -15,8 +15,9 @@ CPU_ENVIRONMENT = {
     # One arena: threads that free what others allocated would otherwise spread the same buffers over many.
     "MALLOC_ARENA_MAX": "1",
     **BRIEF_WAITING,
+    **EQUAL_ROWS,
 }
-"""Read by glibc and OpenMP when a process starts; others ignore it."""
+"""Read by glibc, OpenMP and MKL when a process starts; others ignore it."""
 
 
 def peak_memory_bytes() -> int:
