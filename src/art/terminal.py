@@ -12,7 +12,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
     Paths and other long words stay whole, so that they can be copied.
     """
     out = sys.stderr if stream is None else stream
-    if out is not None:  # a program without a console has none  # pyright: ignore[reportUnnecessaryComparison]
+    if out is not None:  # a program without a console has none
         print(break_lines(text, terminal_width()) if out.isatty() else text, file=out, flush=True)
 
 
