@@ -10,7 +10,7 @@ import re
 
 import pytest
 from tests.art_backend.gateway.conftest import SERVICE_KEY
-from tests.frameworks.pages import PAGES, ROOT, run_agent, write_agent
+from tests.frameworks.pages import PAGES, ROOT, run_agent, run_script, write_agent
 
 import art
 from art.references import build_train_groups
@@ -71,3 +71,15 @@ async def test_the_conversation_that_was_captured(gateway, tmp_path):
         assert (result["role"], result["content"]) == ("tool", "Zürich: sunny, 21 degrees")
         assert result["tool_call_id"] == call["tool_calls"][0]["id"]
         assert (answer["content"], answer["trainable"]) == ("It is sunny in Zürich.", True)
+
+
+async def test_the_conversation_of_a_model_that_is_not_trained(gateway, tmp_path):
+    """``wrap_rollout`` fills it for any model; the service's key captures nothing, as any other endpoint."""
+    write_agent("langgraph", 2, tmp_path)
+    done = await run_script("run_prompted.py", "main", tmp_path, f"{gateway.url}/v1", SERVICE_KEY)
+    question, call, result, answer = done["messages"]
+    assert (question["role"], question["content"]) == ("user", "What is the weather in Zürich?")
+    assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == {"city": "Zürich"}
+    assert (result["role"], result["content"]) == ("tool", "Zürich: sunny, 21 degrees")
+    assert (answer["content"], done["reward"]) == ("It is sunny in Zürich.", 1.0)
+    assert [tool["function"]["name"] for tool in done["tools"]] == ["get_weather"]
