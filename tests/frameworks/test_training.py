@@ -13,9 +13,8 @@ import art
 async def test_a_step_of_training(url, tmp_path):
     """Two trajectories of every page, as its agent returns them. A random model calls tools only where it must; how it is rewarded is
     chance."""
-    base_model = str(
-        build_tiny_model(tmp_path / "tiny", context=8192)
-    )  # a letter is a token, and instructions may be long
+    # A letter is a token, and a framework's instructions may be long.
+    base_model = str(build_tiny_model(tmp_path / "tiny", context=16_384))
     groups = []
     for page in ROWS:
         directory = tmp_path / page.replace("../", "")
