@@ -75,7 +75,6 @@ async def url(tmp_path):
     """A service of its own, as ``art serve`` starts it."""
     ready = tmp_path / "ready.json"
     arguments = ("serve", "--port", "0", "--path", tmp_path / "art", "--api-key", KEY, "--ready-file", ready)
-    arguments += ("--max-sequence-length", "16384")
     service = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "art_backend", *arguments, "--watch-stdin"), stdin=asyncio.subprocess.PIPE
     )

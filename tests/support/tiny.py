@@ -30,7 +30,7 @@ def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_tiny_model(path: Path, *, seed: int = 0, head_dim: int | None = None, context: int = 2048) -> Path:
+def build_tiny_model(path: Path, *, seed: int = 0, head_dim: int | None = None) -> Path:
     """Save a random two-layer Llama and its tokenizer as a Hugging Face directory; return the directory.
 
     Args:
@@ -45,7 +45,7 @@ def build_tiny_model(path: Path, *, seed: int = 0, head_dim: int | None = None, 
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=head_dim,
-        max_position_embeddings=context,
+        max_position_embeddings=2048,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=2,
