@@ -12,9 +12,11 @@ from typing import Any
 import orjson
 
 from art_backend.errors import BadRequestError, ServiceError
+from art_backend.gateway import schemas
 from art_backend.gateway.answers import Answer, Call, Completed, TopLogprobs
 from art_backend.gateway.chat_messages import read_choice, read_messages, read_tools
-from art_backend.gateway.demands import read_flag, read_form, read_format, read_structured_outputs
+from art_backend.gateway.demands import read_flag, read_form, read_words
+from art_backend.gateway.fields import check_fields
 from art_backend.gateway.form import Form
 from art_backend.gateway.parse import ParsedMessage
 from art_backend.gateway.ports import ServedModel
@@ -40,6 +42,7 @@ def read_call(body: dict[str, Any], _: object = None) -> Call:
     Raises:
         BadRequestError: A field has a wrong type or value; the message names it.
     """
+    check_fields(body, schemas.CHAT["properties"])
     tools = read_tools(body.get("tools"))
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
@@ -55,9 +58,7 @@ def read_call(body: dict[str, Any], _: object = None) -> Call:
 
 
 def _read_form(body: dict[str, Any], tools: Toolbox) -> Form:
-    words = read_structured_outputs(body.get("structured_outputs"))
-    if words[0] is None:
-        words = read_format(body.get("response_format"), "response_format", nested=True)
+    words = read_words(body, (body.get("response_format"), "response_format"), nested=True)
     return read_form(
         read_choice(body.get("tool_choice")),
         tools,

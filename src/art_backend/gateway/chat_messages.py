@@ -78,6 +78,8 @@ def _read_message(message: Any, where: str) -> Message:
     if role == "assistant":
         if calls := message.get("tool_calls"):
             result["tool_calls"] = _read_calls(calls, f"{where}.tool_calls")
+        elif call := message.get("function_call"):  # the form that functions had before tools
+            result["tool_calls"] = _read_calls([{"function": call}], f"{where}.function_call")
         reasoning = message.get("reasoning_content")
         if isinstance(reasoning, str) and reasoning:
             result["reasoning_content"] = reasoning

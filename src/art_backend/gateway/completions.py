@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from art_backend.errors import BadRequestError
+from art_backend.gateway import schemas
 from art_backend.gateway.answers import Answer, Call, Completed, Part
 from art_backend.gateway.chat import (
     read_model,
@@ -20,7 +21,8 @@ from art_backend.gateway.chat import (
     write_json,
     write_usage,
 )
-from art_backend.gateway.demands import read_structured_outputs
+from art_backend.gateway.demands import read_flag, read_words
+from art_backend.gateway.fields import check_fields
 from art_backend.gateway.responding import Surface
 from art_backend.gateway.sampling import plan_sampling
 from art_backend.gateway.sources import Text
@@ -35,21 +37,22 @@ def read_call(body: dict[str, Any], _: object = None) -> Call:
     Raises:
         BadRequestError: A field has a wrong type or value; the message names it.
     """
-    words, words_field = read_structured_outputs(body.get("structured_outputs"))
+    check_fields(body, schemas.COMPLETIONS["properties"])
+    words, words_field = read_words(body, (body.get("response_format"), "response_format"), nested=True)
     sources = [Text(prompt, words, words_field) for prompt in _read_prompts(body.get("prompt"))]
     top = body.get("logprobs")
     if top is not None and (not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= 20):
         raise BadRequestError("logprobs: must be an integer between 0 and 20.", param="logprobs")
-    echo = body.get("echo")
-    if echo is not None and not isinstance(echo, bool):
-        raise BadRequestError("echo: must be true or false.", param="echo")
+    echo = read_flag(body, "echo")
     if echo and top is not None:
         raise BadRequestError("echo: log-probabilities of the prompt are not available.", param="echo")
-    if body.get("suffix"):
-        raise BadRequestError("suffix: this engine cannot fill in a middle.", param="suffix")
+    if read_flag(body, "add_special_tokens") is False:
+        raise BadRequestError(
+            "add_special_tokens: false is not supported; send the prompt as ids.", param="add_special_tokens"
+        )
     if body.get("best_of") not in (None, 1, body.get("n")):
         raise BadRequestError("best_of: is not supported; ask for n and choose.", param="best_of")
-    fields = {**body, "logprobs": top is not None, "top_logprobs": top, "max_completion_tokens": None}
+    fields = {**body, "logprobs": top is not None, "top_logprobs": top}
     if body.get("max_tokens") is None:
         fields["max_tokens"] = DEFAULT_MAX_TOKENS
     options = body.get("stream_options")

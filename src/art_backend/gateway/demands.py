@@ -1,6 +1,7 @@
 """Reads what a request demands of its completion's form, in the spellings of all protocols."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -141,13 +142,49 @@ def read_format(value: Any, where: str, *, nested: bool) -> Demand:
     return Structure("json", schema_text(schema, strict=holder.get("strict") is True)), f"{at}.schema"
 
 
-def read_structured_outputs(value: Any) -> Demand:
+_GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}
+"""Older names of the kinds of ``structured_outputs``."""
+
+
+def read_words(body: Mapping[str, Any], form: tuple[Any, str], *, nested: bool) -> Demand:
+    """What the words of an answer must look like, and the field that says so.
+
+    Args:
+        form: The protocol's own field for a format, and its name; see ``read_format`` for ``nested``.
+
+    Raises:
+        BadRequestError: A field is malformed, or two of them are set; the error names the field.
+    """
+    structured, where = body.get("structured_outputs"), "structured_outputs"
+    for name, kind in _GUIDED.items():
+        if body.get(name) is not None:
+            if structured is not None:
+                raise BadRequestError(f"{name}: cannot be combined with {where}.", param=name)
+            given = body[name]
+            if kind == "json" and isinstance(given, str):
+                given = _read_json(given, name)
+            structured, where = {kind: given}, name
+    formed = read_format(*form, nested=nested)
+    if structured is None:
+        return formed
+    if formed[0] is not None:
+        raise BadRequestError(f"{where}: cannot be combined with {form[1]}.", param=where)
+    return read_structured_outputs(structured, where)
+
+
+def _read_json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"{where}: must be a schema, or its JSON: {error}.", param=where) from error
+
+
+def read_structured_outputs(value: Any, where: str = "structured_outputs") -> Demand:
     """Read vLLM's ``structured_outputs``, for which OpenAI has no field: a regular expression, a choice, a grammar.
 
     Raises:
         BadRequestError: It is malformed; the error names the field.
     """
-    where = "structured_outputs"
     if value is None:
         return NOTHING
     given = {k: v for k, v in value.items() if v not in (None, False)} if isinstance(value, dict) else {}
@@ -156,6 +193,7 @@ def read_structured_outputs(value: Any) -> Demand:
     ((kind, content),) = given.items()
     if kind == "json_object":
         return ANY_OBJECT, where
+    at = where if where in _GUIDED else f"{where}.{kind}"
     good = {
         "json": isinstance(content, dict),
         "regex": isinstance(content, str),
@@ -163,7 +201,7 @@ def read_structured_outputs(value: Any) -> Demand:
         "grammar": isinstance(content, str),
     }
     if not good[kind]:
-        raise BadRequestError(f"{where}.{kind}: has a wrong type.", param=f"{where}.{kind}")
+        raise BadRequestError(f"{at}: has a wrong type.", param=at)
     if kind == "json" and isinstance(content, dict):
-        return Structure("json", schema_text(content, strict=False)), f"{where}.json"
-    return Structure.from_wire({kind: content}), f"{where}.{kind}"
+        return Structure("json", schema_text(content, strict=False)), at
+    return Structure.from_wire({kind: content}), at

@@ -10,10 +10,12 @@ from typing import Any
 import orjson
 
 from art_backend.errors import BadRequestError, ServiceError
+from art_backend.gateway import schemas
 from art_backend.gateway.answers import Answer, Call, Completed
 from art_backend.gateway.chat import read_model, read_stream, write_json
 from art_backend.gateway.chat_messages import join_text, read_system
-from art_backend.gateway.demands import read_form, read_format
+from art_backend.gateway.demands import read_form, read_words
+from art_backend.gateway.fields import check_fields
 from art_backend.gateway.form import Form
 from art_backend.gateway.message_tools import read_tools
 from art_backend.gateway.parse import ParsedMessage
@@ -53,8 +55,7 @@ def read_call(body: dict[str, Any], _: object = None) -> Call:
     stop = body.get("stop_sequences")
     if stop is not None and not isinstance(stop, list):
         raise BadRequestError("stop_sequences: must be a list of strings.", param="stop_sequences")
-    fields = {name: body.get(name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
-    call.plan = plan_sampling({**fields, "stop": stop}, _NAMES)
+    call.plan = plan_sampling({**body, "stop": stop}, _NAMES)
     call.stream = read_stream(body)
     return call
 
@@ -63,6 +64,7 @@ def read_count(body: dict[str, Any]) -> Call:
     """Normalise the body of a count: what a request says, without how it is sampled."""
     if body.get("thread") is not None:
         raise ThreadUnsupportedError("thread: is not supported; send the whole history.", param="thread")
+    check_fields(body, schemas.MESSAGES["properties"])
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadRequestError("messages: must be a non-empty list.", param="messages")
@@ -85,10 +87,11 @@ def _read_form(body: dict[str, Any], tools: Toolbox) -> Form:
     wanted, field = (config or {}).get("format"), "output_config.format"
     if wanted is None:
         wanted, field = body.get("output_format"), "output_format"  # its name in the protocol's beta
+    words = read_words(body, (wanted, field), nested=False)
     return read_form(
         choice,
         tools,
-        words=read_format(wanted, field, nested=False),
+        words=words,
         parallel=not (choice or {}).get("disable_parallel_tool_use"),
     )
 

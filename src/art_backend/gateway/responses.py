@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from art_backend.errors import BadRequestError, ContextOverflowError, ServiceError
+from art_backend.gateway import schemas
 from art_backend.gateway.answers import Answer, Call, Completed
 from art_backend.gateway.chat import read_model, read_stream, write_error, write_json, write_logprobs
 from art_backend.gateway.chat_messages import read_system
-from art_backend.gateway.demands import read_flag, read_form, read_format
+from art_backend.gateway.demands import read_flag, read_form, read_words
+from art_backend.gateway.fields import check_fields
 from art_backend.gateway.form import Form
 from art_backend.gateway.render import Message
 from art_backend.gateway.responding import Surface
@@ -50,13 +52,14 @@ def read_call(body: dict[str, Any], find_turn: FindTurn) -> Call:
     Raises:
         BadRequestError: A field has a wrong type or value; the message names it.
     """
-    _refuse_unsupported(body)
+    check_fields(body, schemas.RESPONSES["properties"])
     tools = Toolbox()
     read_tools(tools, body.get("tools"), "tools")
     messages = _read_messages(body, find_turn, tools)
     include = body.get("include") or []
-    fields = {name: body.get(name) for name in ("temperature", "top_p", "top_logprobs")}
-    fields |= {"max_tokens": body.get("max_output_tokens"), "logprobs": wants_logprobs(include)}
+    if not isinstance(include, list):
+        raise BadRequestError("include: must be a list.", param="include")
+    fields = {**body, "max_tokens": body.get("max_output_tokens"), "logprobs": wants_logprobs(include)}
     return Call(
         model_name=read_model(body),
         sources=[Conversation(messages, tools.functions or None, _read_form(body, tools))],
@@ -80,20 +83,13 @@ def _read_form(body: dict[str, Any], tools: Toolbox) -> Form:
     text = body.get("text")
     if not isinstance(text, dict | None):
         raise BadRequestError("text: must be an object.", param="text")
+    words = read_words(body, ((text or {}).get("format"), "text.format"), nested=False)
     return read_form(
         read_choice(body.get("tool_choice")),
         tools,
-        words=read_format((text or {}).get("format"), "text.format", nested=False),
+        words=words,
         parallel=read_flag(body, "parallel_tool_calls"),
     )
-
-
-def _refuse_unsupported(body: dict[str, Any]) -> None:
-    for name in ("background", "conversation", "prompt"):
-        if body.get(name):
-            raise BadRequestError(f"{name}: is not supported.", param=name)
-    if not isinstance(body.get("include", []), list | None):
-        raise BadRequestError("include: must be a list.", param="include")
 
 
 def _read_messages(body: dict[str, Any], find_turn: FindTurn, tools: Toolbox) -> list[Message]:

@@ -13,7 +13,7 @@ Number = Annotated[int | float, Field(allow_inf_nan=False)]
 
 
 class SamplingFields(BaseModel):
-    """The fields of a request that bear on sampling. Others are ignored, as the protocols ask."""
+    """The fields of a request that bear on sampling, in the names of chat completions."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -31,7 +31,8 @@ class SamplingFields(BaseModel):
     n: int | None = Field(default=None, ge=1, le=128)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    logit_bias: dict[str, Number] | None = Field(default=None, max_length=0)
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(default=None, max_length=1024)
+    ignore_eos: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +43,25 @@ class Plan:
     n: int
     stop: tuple[str, ...]
     logprobs: bool
+    stop_token_ids: tuple[int, ...]
+    """Ids that end a completion beside the model's own. They are sampled, but not shown."""
+    ignore_eos: bool
+    """Whether the model's own do not end it."""
     untrainable: str | None
     """The setting that makes its turns untrainable, in words."""
 
     def fit(self, room: int, stop_token_ids: tuple[int, ...], structure: Structure | None = None) -> "Plan":
-        """Cut to the ``room`` (tokens) that a prompt leaves, with what ends and shapes a completion of this model."""
+        """Cut to the ``room`` (tokens) that a prompt leaves, with what ends and shapes a completion of this model.
+
+        Raises:
+            BadRequestError: ``ignore_eos`` beside a structure, which ends where it is whole.
+        """
+        if self.ignore_eos and structure is not None:
+            raise BadRequestError(
+                "ignore_eos: cannot be combined with a form of the answer; leave one of them out.", param="ignore_eos"
+            )
+        own = () if self.ignore_eos else stop_token_ids
+        stop_token_ids = tuple(dict.fromkeys((*own, *self.stop_token_ids)))
         limit = min(self.sampling.max_tokens, room)
         sampling = replace(self.sampling, max_tokens=limit, stop_token_ids=stop_token_ids, structure=structure)
         return replace(self, sampling=sampling)
@@ -55,6 +70,10 @@ class Plan:
         """How one of the ``n`` choices is sampled: a seed makes the request repeatable, not its choices the same."""
         seed = self.sampling.seed
         return self.sampling if seed is None else replace(self.sampling, seed=(seed + choice) % 2**63)
+
+    def shown(self, ids: list[int]) -> list[int]:
+        """Those of newly sampled ids that have a text: all but one that the request made an end."""
+        return ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
 
     def with_logprobs(self, logprobs: bool) -> "Plan":
         """The same, with or without log-probabilities in the answer."""
@@ -71,6 +90,7 @@ class Plan:
             settings["stop"] = list(self.stop)
         if sampling.structure is not None:
             settings["structured_outputs"] = sampling.structure.to_wire()
+        if sampling.structure is not None or self.stop_token_ids or self.ignore_eos:
             settings["stop_token_ids"] = list(sampling.stop_token_ids)
         return settings
 
@@ -93,8 +113,7 @@ def plan_sampling(body: Mapping[str, Any], names: Mapping[str, str] | None = Non
         first = error.errors()[0]
         name = str(first["loc"][0])
         shown = (names or {}).get(name, name)
-        reason = "is not supported" if name == "logit_bias" and first["type"] == "too_long" else first["msg"]
-        raise BadRequestError(f"{shown}: {reason}.", param=shown) from error
+        raise BadRequestError(f"{shown}: {first['msg']}.", param=shown) from error
     temperature = 1.0 if fields.temperature is None else float(fields.temperature)
     sampling = Sampling(
         max_tokens=fields.max_completion_tokens or fields.max_tokens or _UNLIMITED,
@@ -109,7 +128,15 @@ def plan_sampling(body: Mapping[str, Any], names: Mapping[str, str] | None = Non
         top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else 0,
     )
     stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
-    return Plan(sampling, fields.n or 1, tuple(s for s in stop if s), bool(fields.logprobs), _untrainable(sampling))
+    return Plan(
+        sampling=sampling,
+        n=fields.n or 1,
+        stop=tuple(s for s in stop if s),
+        logprobs=bool(fields.logprobs),
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        ignore_eos=bool(fields.ignore_eos),
+        untrainable=_untrainable(sampling),
+    )
 
 
 def _shaping(sampling: Sampling) -> tuple[tuple[str, Any, Any], ...]:

@@ -1,6 +1,6 @@
 """The requests of the data plane as JSON schemas, for the service's OpenAPI description.
 
-They hold the fields that are read. Others are allowed and ignored, as the protocols ask.
+They hold the fields that are honoured; ``fields`` says what becomes of others.
 """
 
 from typing import Any
@@ -28,21 +28,41 @@ _FLAG = _nullable(type="boolean")
 _COUNT = _nullable(type="integer", minimum=1)
 _NAME: Schema = {"type": "string", "minLength": 1}
 _PARAMETERS: Schema = {"type": "object", "description": "A JSON schema."}
+_STRINGS: Schema = {"type": "array", "items": _STRING}
 _SAMPLING: dict[str, Schema] = {
     "temperature": _nullable(type="number", minimum=0, maximum=2),
     "top_p": _nullable(type="number", exclusiveMinimum=0, maximum=1),
     "stream": _FLAG,
+    "seed": _nullable(type="integer", minimum=-(2**63), exclusiveMaximum=2**63),
+    "presence_penalty": _nullable(type="number", minimum=-2, maximum=2),
+    "frequency_penalty": _nullable(type="number", minimum=-2, maximum=2),
+    # vLLM's
+    "top_k": _nullable(type="integer", minimum=-1),
+    "min_p": _nullable(type="number", minimum=0, maximum=1),
+    "repetition_penalty": _nullable(type="number", exclusiveMinimum=0),
+    "stop_token_ids": _nullable(type="array", items={"type": "integer", "minimum": 0, "exclusiveMaximum": 2**31}),
+    "ignore_eos": _FLAG,
+    "structured_outputs": _nullable(type="object"),
+    "guided_json": {"anyOf": [{"type": "object"}, _STRING, {"type": "null"}]},
+    "guided_regex": _nullable(type="string"),
+    "guided_choice": _nullable(**_STRINGS),
+    "guided_grammar": _nullable(type="string"),
 }
+_STOP: Schema = {"anyOf": [_STRING, _STRINGS, {"type": "null"}]}
+_FORMAT = _nullable(
+    anyOf=[
+        _object(["type"], type={"enum": ["text", "json_object"]}),
+        _object(["type", "json_schema"], type={"const": "json_schema"}, json_schema={"type": "object"}),
+        _object(["type", "grammar"], type={"const": "grammar"}, grammar=_STRING),
+    ]
+)
 _OPENAI_SAMPLING: dict[str, Schema] = {
     **_SAMPLING,
     "max_tokens": _COUNT,
     "n": _nullable(type="integer", minimum=1, maximum=128),
-    "seed": _nullable(type="integer", minimum=-(2**63), exclusiveMaximum=2**63),
-    "stop": {"anyOf": [_STRING, {"type": "array", "items": _STRING}, {"type": "null"}]},
-    "presence_penalty": _nullable(type="number", minimum=-2, maximum=2),
-    "frequency_penalty": _nullable(type="number", minimum=-2, maximum=2),
+    "stop": _STOP,
     "stream_options": _nullable(type="object"),
-    "structured_outputs": _nullable(type="object"),
+    "response_format": _FORMAT,
 }
 _FUNCTION = _object(["name"], name=_NAME, description=_STRING, parameters=_PARAMETERS, strict=_FLAG)
 _CALL = _object(
@@ -69,13 +89,6 @@ CHAT = _object(
     tools={"type": "array", "items": _object(["type", "function"], type={"const": "function"}, function=_FUNCTION)},
     tool_choice={"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]},
     parallel_tool_calls=_FLAG,
-    response_format=_nullable(
-        anyOf=[
-            _object(["type"], type={"enum": ["text", "json_object"]}),
-            _object(["type", "json_schema"], type={"const": "json_schema"}, json_schema={"type": "object"}),
-            _object(["type", "grammar"], type={"const": "grammar"}, grammar=_STRING),
-        ]
-    ),
     logprobs=_FLAG,
     top_logprobs=_nullable(type="integer", minimum=0, maximum=20),
     max_completion_tokens=_COUNT,
@@ -93,6 +106,8 @@ COMPLETIONS = _object(
             {"type": "array", "minItems": 1, "items": _IDS},
         ]
     },
+    add_special_tokens=_FLAG,
+    best_of=_COUNT,
     echo=_FLAG,
     logprobs=_nullable(type="integer", minimum=0, maximum=20),
     **_OPENAI_SAMPLING,
@@ -155,7 +170,9 @@ RESPONSES = _object(
     parallel_tool_calls=_FLAG,
     text=_nullable(type="object"),
     include=_nullable(type="array", items=_STRING),
+    top_logprobs=_nullable(type="integer", minimum=0, maximum=20),
     max_output_tokens=_COUNT,
+    stop=_STOP,
     metadata=_nullable(type="object"),
     store=_FLAG,
     **_SAMPLING,
@@ -197,13 +214,13 @@ _PROMPT: dict[str, Schema] = {
     },
     "tool_choice": {"type": "object"},
     "output_config": _nullable(type="object"),
+    "output_format": _nullable(type="object"),
 }
 MESSAGES = _object(
     ["model", "messages", "max_tokens"],
     **_PROMPT,
     max_tokens={"type": "integer", "minimum": 1},
     stop_sequences=_nullable(type="array", items=_STRING),
-    top_k=_nullable(type="integer", minimum=-1),
     **_SAMPLING,
 )
 COUNT_TOKENS = _object(["model", "messages"], **_PROMPT)

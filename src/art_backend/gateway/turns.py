@@ -310,13 +310,16 @@ async def _sample(lease: Lease, placed: _Placed, plan: Plan, answer: Answer, cho
     sampling = plan.sampling_of(choice)
     if not answer.call.stream and not plan.stop:
         whole = await lease.engine.generate(lease.engine_model, placed.ids, sampling, rollout=placed.rollout)
-        return _collect_whole(whole, source.parse(renderer, whole.token_ids, placed.ids))
+        return _collect_whole(whole, source.parse(renderer, plan.shown(whole.token_ids), placed.ids))
     collected = _Collected()
     parser = source.stream(renderer, placed.ids, plan.stop)
     stream = lease.engine.stream(lease.engine_model, placed.ids, sampling, rollout=placed.rollout)
     try:
         async for delta in stream:
-            used, part = _feed(parser, delta.token_ids, one_by_one=bool(plan.stop))
+            shown = plan.shown(delta.token_ids)
+            used, part = _feed(parser, shown, one_by_one=bool(plan.stop))
+            if used == len(shown):
+                used = len(delta.token_ids)
             new = Part(part, delta.token_ids[:used], delta.logprobs[:used], delta.top_logprobs[:used])
             collected.add(new.ids, new.logprobs, new.top_logprobs)
             collected.message.extend(part)
