@@ -14,8 +14,15 @@ import orjson
 from art_backend.errors import BadRequestError, ServiceError
 from art_backend.gateway import schemas
 from art_backend.gateway.answers import Answer, Call, Completed, TopLogprobs
-from art_backend.gateway.chat_messages import read_choice, read_messages, read_tools
-from art_backend.gateway.demands import read_flag, read_form, read_words
+from art_backend.gateway.chat_messages import (
+    read_begun,
+    read_choice,
+    read_flag,
+    read_messages,
+    read_template_arguments,
+    read_tools,
+)
+from art_backend.gateway.demands import read_form, read_words
 from art_backend.gateway.fields import check_fields
 from art_backend.gateway.form import Form
 from art_backend.gateway.parse import ParsedMessage
@@ -44,12 +51,17 @@ def read_call(body: dict[str, Any], _: object = None) -> Call:
     """
     check_fields(body, schemas.CHAT["properties"])
     tools = read_tools(body.get("tools"))
+    messages, begun = read_begun(body, read_messages(body.get("messages")))
     options = body.get("stream_options")
     if options is not None and not isinstance(options, dict):
         raise BadRequestError("stream_options: must be an object.", param="stream_options")
     return Call(
         model_name=read_model(body),
-        sources=[Conversation(read_messages(body.get("messages")), tools.functions or None, _read_form(body, tools))],
+        sources=[
+            Conversation(
+                messages, tools.functions or None, _read_form(body, tools), read_template_arguments(body), begun
+            )
+        ],
         plan=plan_sampling(body),
         stream=read_stream(body),
         include_usage=bool((options or {}).get("include_usage")),

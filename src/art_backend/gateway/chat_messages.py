@@ -33,6 +33,58 @@ def read_messages(value: Any) -> list[Message]:
     return [_read_message(message, f"messages.{i}") for i, message in enumerate(value)]
 
 
+def split_begun(messages: list[Message], where: str) -> tuple[list[Message], str]:
+    """Take the last message as the beginning of the answer: what comes before it, and its text.
+
+    Raises:
+        BadRequestError: It is something other than words of the assistant.
+    """
+    last = messages[-1]
+    if last["role"] != "assistant" or last.keys() & {"tool_calls", "reasoning_content"}:
+        raise BadRequestError(f"{where}: an answer can only begin with text of the assistant.", param=where)
+    return messages[:-1], last["content"]
+
+
+def read_begun(body: dict[str, Any], messages: list[Message]) -> tuple[list[Message], str]:
+    """The messages of a chat request, and the text that the answer begins with; empty unless the request says so.
+
+    It does by ``continue_final_message``, or by ``prefix`` in the last message.
+
+    Raises:
+        BadRequestError: The request contradicts itself, or does not end with words of the assistant.
+    """
+    marked = [i for i, message in enumerate(body["messages"]) if message.get("prefix") is True]
+    where = f"messages.{len(messages) - 1}"
+    if marked and marked != [len(messages) - 1]:
+        raise BadRequestError(
+            f"messages.{marked[0]}.prefix: only the last message can begin the answer.",
+            param=f"messages.{marked[0]}.prefix",
+        )
+    begun, opened = read_flag(body, "continue_final_message") or bool(marked), read_flag(body, "add_generation_prompt")
+    if opened is not None and opened == begun:
+        raise BadRequestError(
+            "add_generation_prompt: must be false with continue_final_message, and true without.",
+            param="add_generation_prompt",
+        )
+    return split_begun(messages, where) if begun else (messages, "")
+
+
+def read_template_arguments(body: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for the chat template. Raises BadRequestError where they are neither an object nor null."""
+    arguments = body.get("chat_template_kwargs")
+    if not isinstance(arguments, dict | None):
+        raise BadRequestError("chat_template_kwargs: must be an object.", param="chat_template_kwargs")
+    return arguments or {}
+
+
+def read_flag(body: dict[str, Any], name: str) -> bool | None:
+    """Raises BadRequestError where a field is neither a boolean nor null."""
+    value = body.get(name)
+    if not isinstance(value, bool | None):
+        raise BadRequestError(f"{name}: must be true or false.", param=name)
+    return value
+
+
 def read_tools(value: Any) -> Toolbox:
     """Read the ``tools`` of a chat request: functions, and custom tools.
 

@@ -21,7 +21,8 @@ from art_backend.gateway.chat import (
     write_json,
     write_usage,
 )
-from art_backend.gateway.demands import read_flag, read_words
+from art_backend.gateway.chat_messages import read_flag
+from art_backend.gateway.demands import read_words
 from art_backend.gateway.fields import check_fields
 from art_backend.gateway.responding import Surface
 from art_backend.gateway.sampling import plan_sampling

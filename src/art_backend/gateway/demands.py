@@ -101,14 +101,6 @@ def _wrong(what: str) -> BadRequestError:
     return BadRequestError(f"tool_choice: {what}.", param="tool_choice")
 
 
-def read_flag(body: dict[str, Any], name: str) -> bool | None:
-    """Raises BadRequestError where a field is neither a boolean nor null."""
-    value = body.get(name)
-    if not isinstance(value, bool | None):
-        raise BadRequestError(f"{name}: must be true or false.", param=name)
-    return value
-
-
 def read_format(value: Any, where: str, *, nested: bool) -> Demand:
     """Read ``response_format`` and its kin; return the structure and the field to blame for it.
 

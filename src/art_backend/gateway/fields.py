@@ -43,6 +43,7 @@ REFUSED: Mapping[str, Refused] = {
     "vllm_xargs": Refused("leave it out"),
     # what the prompt says
     "background": Refused("wait for the answer, or stream it"),
+    "chat_template_kwargs": Refused("a text is served as it is; use chat completions"),
     "chat_template": Refused("save the tokenizer with that template, and register the model from there"),
     "conversation": Refused("use previous_response_id, or send the whole input"),
     "documents": Refused("put the documents into a message"),
@@ -76,6 +77,8 @@ REFUSED: Mapping[str, Refused] = {
     "output_format": Refused(_FORMAT),
     "response_format": Refused(_FORMAT),
     "stop": Refused("use stop_sequences"),
+    "add_generation_prompt": Refused("answers are begun in chat completions and messages", (None, True)),
+    "continue_final_message": Refused("answers are begun in chat completions and messages"),
     "add_special_tokens": Refused(
         "put the tokens into the prompt as ids, with the completions protocol", (None, False)
     ),

@@ -13,7 +13,7 @@ from art_backend.errors import BadRequestError, ServiceError
 from art_backend.gateway import schemas
 from art_backend.gateway.answers import Answer, Call, Completed
 from art_backend.gateway.chat import read_model, read_stream, write_json
-from art_backend.gateway.chat_messages import join_text, read_system
+from art_backend.gateway.chat_messages import join_text, read_system, read_template_arguments, split_begun
 from art_backend.gateway.demands import read_form, read_words
 from art_backend.gateway.fields import check_fields
 from art_backend.gateway.form import Form
@@ -73,8 +73,11 @@ def read_count(body: dict[str, Any]) -> Call:
         read.append({"role": "system", "content": system})
     for i, message in enumerate(messages):
         read += _read_message(message, f"messages.{i}")
+    read, begun = (
+        split_begun(read, f"messages.{len(messages) - 1}") if messages[-1]["role"] == "assistant" else (read, "")
+    )
     tools = read_tools(body.get("tools"))
-    source = Conversation(read, tools.functions or None, _read_form(body, tools))
+    source = Conversation(read, tools.functions or None, _read_form(body, tools), read_template_arguments(body), begun)
     return Call(read_model(body), [source], plan_sampling({}), stream=False)
 
 

@@ -26,7 +26,7 @@ from art_backend.gateway.guard import ControlTokenGuard
 from art_backend.gateway.learning import SAMPLE_TOOLS, demands_short_ids, learn_notation
 from art_backend.gateway.message_stream import KnownMessageStream, TextMessageStream, parse_known
 from art_backend.gateway.notation import HERMES, Notation
-from art_backend.gateway.parse import THINK, ParsedMessage, TextParser
+from art_backend.gateway.parse import END_THINK, THINK, ParsedMessage, TextParser
 from art_backend.gateway.setting import Setting
 from art_backend.gateway.tool_calls import give_objects, give_short_ids
 from art_backend.gateway.tool_prompt import spell_out_tools
@@ -108,6 +108,23 @@ class ChatRenderer:
             if renderer := self._hand_written(setting):
                 return self._render_known(renderer, messages, tools, generation_prompt=True)
             return self.encode(self._template(messages, tools, setting, generation_prompt=True))
+
+    def begin(self, prompt: Sequence[int], text: str) -> list[int]:
+        """Return the ids of ``text`` where an answer to ``prompt`` begins with it; reasoning that the prompt opens is closed.
+
+        Raises:
+            BadRequestError: The text spells a control token, or this model's words are not the plain text of its completions.
+        """
+        if not self.speaks_plainly:
+            raise BadRequestError(
+                "messages: this model's answers cannot be begun in its own notation.", param="messages"
+            )
+        ids = self.encode(text)
+        if any(self.detokenizer.is_special(i) for i in ids):
+            raise BadRequestError(
+                "messages: the beginning of an answer must not spell a control token; leave it out.", param="messages"
+            )
+        return [*self.encode(f"\n{END_THINK}\n\n"), *ids] if self.opens_thinking(prompt) else ids
 
     def spell(
         self,

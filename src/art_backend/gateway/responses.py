@@ -12,8 +12,8 @@ from art_backend.errors import BadRequestError, ContextOverflowError, ServiceErr
 from art_backend.gateway import schemas
 from art_backend.gateway.answers import Answer, Call, Completed
 from art_backend.gateway.chat import read_model, read_stream, write_error, write_json, write_logprobs
-from art_backend.gateway.chat_messages import read_system
-from art_backend.gateway.demands import read_flag, read_form, read_words
+from art_backend.gateway.chat_messages import read_flag, read_system, read_template_arguments
+from art_backend.gateway.demands import read_form, read_words
 from art_backend.gateway.fields import check_fields
 from art_backend.gateway.form import Form
 from art_backend.gateway.render import Message
@@ -62,7 +62,9 @@ def read_call(body: dict[str, Any], find_turn: FindTurn) -> Call:
     fields = {**body, "max_tokens": body.get("max_output_tokens"), "logprobs": wants_logprobs(include)}
     return Call(
         model_name=read_model(body),
-        sources=[Conversation(messages, tools.functions or None, _read_form(body, tools))],
+        sources=[
+            Conversation(messages, tools.functions or None, _read_form(body, tools), read_template_arguments(body))
+        ],
         plan=plan_sampling(fields, _NAMES),
         stream=read_stream(body),
         echo={

@@ -89,6 +89,9 @@ CHAT = _object(
     tools={"type": "array", "items": _object(["type", "function"], type={"const": "function"}, function=_FUNCTION)},
     tool_choice={"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}]},
     parallel_tool_calls=_FLAG,
+    chat_template_kwargs=_nullable(type="object"),
+    add_generation_prompt=_FLAG,
+    continue_final_message=_FLAG,
     logprobs=_FLAG,
     top_logprobs=_nullable(type="integer", minimum=0, maximum=20),
     max_completion_tokens=_COUNT,
@@ -149,6 +152,7 @@ RESPONSES = _object(
     model=_MODEL,
     input={"anyOf": [_STRING, {"type": "array", "minItems": 1, "items": _ITEM}]},
     instructions=_nullable(type="string"),
+    chat_template_kwargs=_nullable(type="object"),
     previous_response_id=_nullable(type="string"),
     tools={
         "type": "array",
@@ -214,6 +218,7 @@ _PROMPT: dict[str, Schema] = {
     },
     "tool_choice": {"type": "object"},
     "output_config": _nullable(type="object"),
+    "chat_template_kwargs": _nullable(type="object"),
     "output_format": _nullable(type="object"),
 }
 MESSAGES = _object(

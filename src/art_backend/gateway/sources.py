@@ -13,7 +13,7 @@ from art_backend.gateway.message_stream import KnownMessageStream, TextMessageSt
 from art_backend.gateway.parse import ParsedMessage
 from art_backend.gateway.plain_text import PlainText
 from art_backend.gateway.render import ChatRenderer, Message
-from art_backend.gateway.tree import Digest, Prompt, Tree
+from art_backend.gateway.tree import Digest, Prompt, Tree, extend_digest
 from art_backend.inference.contract import Structure
 
 _EACH = 20
@@ -78,10 +78,16 @@ class Conversation:
     template_arguments: dict[str, Any] = field(default_factory=dict[str, Any])
     """The request's ``chat_template_kwargs``."""
 
+    begun: str = ""
+    """Text that the answer begins with: context, as the prompt is."""
+    _before: Digest = b""
+    """Place before the answer."""
+
     def size(self) -> int:
         calls = [call["function"] for message in self.messages for call in message.get("tool_calls") or ()]
         return (
-            sum(
+            len(self.begun)
+            + sum(
                 _EACH + len(message["content"]) + len(message.get("reasoning_content", "")) for message in self.messages
             )
             + sum(_EACH + len(call["name"]) + len(call["arguments"]) for call in calls)
@@ -96,7 +102,9 @@ class Conversation:
         return tree.known_messages(self.messages, self.tools, self.template_arguments)
 
     def place(self, tree: Tree, renderer: ChatRenderer) -> Prompt:
-        return tree.place(self.messages, self.tools, renderer, self.template_arguments)
+        prompt = tree.place(self.messages, self.tools, renderer, self.template_arguments)
+        self._before = prompt.digest
+        return tree.begin(prompt, self.begun, renderer.begin(prompt.path_ids(), self.begun)) if self.begun else prompt
 
     def parse(self, renderer: ChatRenderer, completion: Sequence[int], prompt: Sequence[int]) -> ParsedMessage:
         return renderer.parse(completion, prompt, self._offered, self.template_arguments)
@@ -110,7 +118,13 @@ class Conversation:
         return self.tools if self.form.parse_calls else None
 
     def structure(self, renderer: ChatRenderer, prompt: Sequence[int]) -> Structure | None:
-        return self.form.structure(renderer, prompt, self.tools)
+        structure = self.form.structure(renderer, prompt, self.tools)
+        if structure is not None and self.begun:
+            raise BadRequestError(
+                f"{self.structure_field}: cannot be enforced on an answer that the request begins; leave one of them out.",
+                param=self.structure_field,
+            )
+        return structure
 
     def demands(self) -> Iterator[tuple[Structure, str]]:
         return self.form.parts(self.tools)
@@ -122,7 +136,11 @@ class Conversation:
     def remember(
         self, renderer: ChatRenderer, parsed: ParsedMessage, ids: Sequence[int]
     ) -> tuple[Message, Digest | None]:
-        return as_message(parsed), None
+        message = as_message(parsed)
+        if not self.begun:
+            return message, None
+        message["content"] = self.begun + message["content"]
+        return message, extend_digest(self._before, message)
 
     def forget(self) -> None:
         self.messages, self.tools, self.form = [], None, Form()

@@ -25,7 +25,7 @@ import hashlib
 import secrets
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -215,6 +215,13 @@ class Tree:
         ids = array("i", renderer.render(messages, tools, setting))
         keep = common_prefix(turn.path_ids(), ids)
         return Prompt(new_id("p"), turn, keep, ids[keep:], chain[-1], added)
+
+    def begin(self, prompt: Prompt, text: str, ids: Sequence[int]) -> Prompt:
+        """Find or make the prompt that goes on from ``prompt`` into an answer that the caller begins with ``text``."""
+        place = _digest(prompt.digest, ["begun", text])
+        if known := self._by_place.get(place):
+            return known
+        return replace(prompt, id=new_id("p"), ids=prompt.ids + array("i", ids), digest=place)
 
     def place_text(self, text: PlainText) -> Prompt:
         """Find or make the prompt of a text, or of ids, that the caller wrote as a whole.

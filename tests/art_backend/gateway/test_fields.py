@@ -5,12 +5,13 @@ import json
 import openai
 import pytest
 from tests.art_backend.gateway.test_bad_input import PROTOCOLS, post
+from tests.support.tiny import build_tiny_tokenizer
 
 from art_backend.gateway.fields import REFUSED
 
 CHANGING = {
-    "add_special_tokens": True, "allowed_token_ids": [5], "audio": {"voice": "x", "format": "wav"}, "background": True,
-    "bad_words": ["no"], "chat_template": "{{ messages }}", "conversation": "conv_1", "documents": [{"text": "x"}], "echo": True,
+    "add_generation_prompt": False, "continue_final_message": True, "add_special_tokens": True, "allowed_token_ids": [5], "audio": {"voice": "x", "format": "wav"}, "background": True,
+    "bad_words": ["no"], "chat_template": "{{ messages }}", "chat_template_kwargs": {"x": 1}, "conversation": "conv_1", "documents": [{"text": "x"}], "echo": True,
     "function_call": {"name": "f"}, "functions": [{"name": "f"}], "guided_whitespace_pattern": " ",
     "include_reasoning": False, "include_stop_str_in_output": True, "length_penalty": 0.5, "logit_bias": {"5": 3},
     "logits_processors": ["x"], "logprobs": True, "max_completion_tokens": 5, "max_output_tokens": 5, "max_tokens": 5,
@@ -23,6 +24,7 @@ CHANGING = {
 }  # fmt: skip
 """A value of each field that would change the answer."""
 NEUTRAL = {
+    "add_generation_prompt": True,
     "function_call": "none", "include_reasoning": True, "length_penalty": 1.0, "min_tokens": 0, "modalities": ["text"], "n": 1,
     "skip_special_tokens": True, "spaces_between_special_tokens": True, "logit_bias": {}, "echo": False, "suffix": "",
 }  # fmt: skip
@@ -182,3 +184,19 @@ async def test_calls_in_the_older_form_are_read_from_histories(gateway):
     await client.chat.completions.create(model="m", messages=messages)
     told = gateway.renderer.detokenizer.decode(gateway.engine.calls[-1].fed)
     assert told.index("Bern") < told.index("sunny")
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+async def test_template_arguments_reach_the_template_and_are_another_conversation(tmp_path, path):
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.chat_template = "{% if mood %}Be {{ mood }}.{% endif %}" + tokenizer.chat_template
+    async with start_gateway(tmp_path, tokenizer) as gateway:
+        info = gateway.rollout()
+        for mood in ("calm", "bold", "calm"):
+            body = body_of(path, chat_template_kwargs={"mood": mood})
+            assert (await post(gateway, info, body, f"/v1/{path}")).status_code == 200
+            assert gateway.renderer.detokenizer.decode(gateway.engine.calls[-1].fed).startswith(f"Be {mood}.")
+        assert len(gateway.captures.tree(info.id).prompts) == 2
+        wrong = await post(gateway, info, body_of(path, chat_template_kwargs={"nonsense": 1}), f"/v1/{path}")
+        assert wrong.status_code == 400 and "nonsense" in wrong.json()["error"]["message"]
+        gateway.check(info.id)
