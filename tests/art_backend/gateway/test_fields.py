@@ -4,6 +4,7 @@ import json
 
 import openai
 import pytest
+from tests.art_backend.gateway.conftest import start_gateway
 from tests.art_backend.gateway.test_bad_input import PROTOCOLS, post
 from tests.support.tiny import build_tiny_tokenizer
 
