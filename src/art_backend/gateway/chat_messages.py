@@ -41,7 +41,10 @@ def split_begun(messages: list[Message], where: str) -> tuple[list[Message], str
     """
     last = messages[-1]
     if last["role"] != "assistant" or last.keys() & {"tool_calls", "reasoning_content"}:
-        raise BadRequestError(f"{where}: an answer can only begin with text of the assistant.", param=where)
+        raise BadRequestError(
+            f"{where}: an answer can only begin with a last message of the assistant that holds text alone.",
+            param=where,
+        )
     return messages[:-1], last["content"]
 
 
@@ -54,7 +57,7 @@ def read_begun(body: dict[str, Any], messages: list[Message]) -> tuple[list[Mess
         BadRequestError: The request contradicts itself, or does not end with words of the assistant.
     """
     marked = [i for i, message in enumerate(body["messages"]) if message.get("prefix") is True]
-    where = f"messages.{len(messages) - 1}"
+    where = f"messages.{len(messages) - 1}" if marked else "continue_final_message"
     if marked and marked != [len(messages) - 1]:
         raise BadRequestError(
             f"messages.{marked[0]}.prefix: only the last message can begin the answer.",

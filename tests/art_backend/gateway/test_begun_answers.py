@@ -100,9 +100,9 @@ async def test_reasoning_that_the_prompt_opens_is_closed_before_the_beginning(tm
 
 CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 CONTRADICTIONS = [
-    ([GO], {"continue_final_message": True}, "messages.0"),
-    ([GO, {"role": "assistant", "tool_calls": [CALL]}], {"continue_final_message": True}, "messages.1"),
-    ([GO, {**BEGUN, "reasoning_content": "hm"}], {"continue_final_message": True}, "messages.1"),
+    ([GO], {"continue_final_message": True}, "continue_final_message"),
+    ([GO, {"role": "assistant", "tool_calls": [CALL]}], {"continue_final_message": True}, "continue_final_message"),
+    ([GO, {**BEGUN, "reasoning_content": "hm"}], {"continue_final_message": True}, "continue_final_message"),
     ([{**GO, "prefix": True}], {}, "messages.0"),
     ([GO, {**BEGUN, "prefix": True}, GO], {}, "messages.1.prefix"),
     ([GO, BEGUN], {"add_generation_prompt": False}, "add_generation_prompt"),
