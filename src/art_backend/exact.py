@@ -5,8 +5,9 @@ the log-probabilities made from them. The product is accumulated in float32 insi
 first is subtracted before rounding, returns what was lost; it takes the first one's place in memory.
 
 A product of a single row is summed in another order than one of several, and now and then rounds to another value. A
-single row is therefore computed twice: no row's result depends on how many rows there are. In float32, MKL chooses its kernels
-by the number of rows; only its strict mode gives each row the same bits (``process.EQUAL_ROWS``).
+single row is therefore computed twice: no row's result depends on how many rows there are, but for two kinds of kernels. In
+float32, MKL chooses them by the number of rows; only its strict mode gives each row the same bits (``process.EQUAL_ROWS``). With
+AMX, oneDNN sums long products of many rows in another order.
 """
 
 import torch

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.support.rows import equal_rows
+from tests.support.rows import equal_long_rows
 
 from art_backend import exact
 
@@ -40,7 +40,8 @@ def test_a_row_gives_the_same_bits_alone_and_among_any_number_of_others(product,
     together = multiply(a, b)
     for count in (1, 2, 3, 7, 50, 133):
         rows = torch.cat([multiply(part, b) for part in a.split(count, dim=-2)], dim=-2)
-        if equal_rows(dtype):
+        if equal_long_rows(dtype):
             assert torch.equal(rows, together)
         else:
-            torch.testing.assert_close(rows, together, rtol=1e-5, atol=1e-4)
+            tolerance = 2**-7 if rows.dtype == torch.bfloat16 else 1e-5
+            torch.testing.assert_close(rows, together, rtol=tolerance, atol=2e-3)
