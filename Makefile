@@ -45,8 +45,22 @@ $(VLLM)/.ready: constraints-vllm.txt | setup
 demo: setup $(if $(filter vllm,$(ENGINE)),vllm)  ## Train a small model at tic-tac-toe and show it getting better (STEPS=n, ENGINE=torch|vllm)
 	@$(if $(filter vllm,$(ENGINE)),ART_VLLM_PYTHON=$(VLLM)/bin/python) $(BIN)/art demo $(if $(STEPS),--steps $(STEPS)) --engine $(ENGINE)
 
-test: setup  ## Run the tests (WORKERS=n at a time)
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+# Files are the unit of distribution: the tests of one share a service, an engine, a model.
+PYTEST := -m pytest --numprocesses $(WORKERS) --dist loadfile
+OTHER_DTYPE := import torch; from art_backend.compute import *; \
+	print("bfloat16" if choose_dtype("auto", choose_device()) is torch.float32 else "float32")
+COMPUTING := tests/art_backend/test_compute.py tests/art_backend/test_exact.py tests/art_backend/inference \
+	tests/art_backend/training tests/end_to_end/test_training.py tests/end_to_end/test_overlap.py
+
+test: setup  ## Run the tests but the long ones (WORKERS=n at a time)
+	@$(BIN)/python $(PYTEST)
+
+.PHONY: test-long test-dtype
+test-long: setup  ## Run the long tests: killed runs, the scripts of the pages, the demo with the real model
+	@$(BIN)/python $(PYTEST) -m long
+
+test-dtype: setup  ## Run the tests of engine and trainer in the compute type that is not this machine's
+	@ART_COMPUTE_DTYPE=$$($(BIN)/python -c '$(OTHER_DTYPE)') $(BIN)/python $(PYTEST) $(COMPUTING)
 
 # The newest releases that pyproject.toml allows, torch apart.
 NEWEST := .venv-newest
@@ -62,7 +76,7 @@ $(NEWEST)/.ready: pyproject.toml | setup
 	@touch $@
 
 test-newest: newest  ## Run the tests with the newest releases that are allowed
-	@$(NEWEST)/bin/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+	@$(NEWEST)/bin/python $(PYTEST)
 
 test-vllm: setup vllm  ## Run the tests that need vLLM
 	@ART_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm --timeout 600

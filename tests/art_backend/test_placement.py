@@ -96,6 +96,7 @@ def test_an_engine_that_computes_for_the_largest_rank_gets_the_registered_one(tm
     assert ranks == [16, 512]
 
 
+@pytest.mark.long
 async def test_two_replicas_and_a_trainer_with_devices_of_their_own(tmp_path, tiny_model_path):
     """Each process sees its own devices; the engines answer while the trainer works; the version is on both; /metrics tells."""
     settings = Settings(

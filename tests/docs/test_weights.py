@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+pytestmark = pytest.mark.long
 
 PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text()
 

@@ -19,6 +19,8 @@ SCRIPT = """
 import asyncio, itertools, sys
 import art
 
+pytestmark = pytest.mark.long
+
 members = itertools.count()
 
 async def rollout(model, scenario):

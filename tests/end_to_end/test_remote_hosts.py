@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 import trustme
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 PREFIX = "/some/where"
 

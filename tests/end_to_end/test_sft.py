@@ -11,6 +11,8 @@ import art
 from art.errors import BackendError, BadRequestError, NoTrainingDataError
 from art.utils.sft import train_sft_from_file
 
+pytestmark = pytest.mark.long
+
 QUESTION = {"role": "user", "content": "Which word?"}
 ANSWER = "yes"
 

@@ -1,6 +1,7 @@
 """The whole product on a tiny random model: real service, engine, trainer and SDK; only the model is small."""
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import httpx
 import openai
 import psutil
 import pytest
+import pytest_asyncio
 from tests.support import user_functions
 
 import art
@@ -21,6 +23,9 @@ from art.wire import TrainRequest
 
 SCENARIOS = 3
 MEMBERS = 4
+NUMBERS = itertools.count()
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 async def play(model, seed):
@@ -48,25 +53,29 @@ async def gather(model, step, members=MEMBERS):
     )
 
 
-def make_model(tiny_model_path, name="agent"):
+def make_model(tiny_model_path, name=None):
+    """A model; without a name, one that no other test uses."""
+    name = name or f"agent-{next(NUMBERS)}"
     return art.TrainableModel(name=name, project="test", base_model=str(tiny_model_path))
 
 
-@pytest.fixture
-async def backend(tmp_path):
-    backend = art.LocalBackend(path=str(tmp_path / "art"), user_code=Path(__file__).parents[2])
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def backend(tmp_path_factory):
+    """One service for all tests here. Each has a model of its own, and leaves the service able to serve the next."""
+    backend = art.LocalBackend(path=str(tmp_path_factory.mktemp("art")), user_code=Path(__file__).parents[2])
     yield backend
     await backend.close()
 
 
-async def find_children(backend):
-    """The service's engine and trainer processes, by the first word of their name."""
-    health = await backend.get_health()
-    return {process.name.split()[0]: process for process in health.processes}
+async def find_children(backend, model):
+    """The engine, and the model's trainer."""
+    processes = (await backend.get_health()).processes
+    (engine,) = (process for process in processes if process.name.startswith("engine"))
+    return engine, next((process for process in processes if process.name == f"trainer test/{model.name}"), None)
 
 
 async def test_the_usual_script(backend, tiny_model_path):
-    model = make_model(tiny_model_path)
+    model = make_model(tiny_model_path, "usual")
     await model.register(backend)
     await model.register(backend)  # harmless
     assert await model.get_step() == 0
@@ -91,11 +100,11 @@ async def test_the_usual_script(backend, tiny_model_path):
     assert result.metrics["offpolicy/canary_gap"] < 0.15
     assert await model.get_step() == 4
     names = await model.openai_client().models.list()
-    assert {"agent", "agent@4"} <= {m.id for m in names.data}
+    assert {"usual", "usual@4"} <= {m.id for m in names.data}
 
 
 async def test_choices_kept_in_a_trajectory_reach_the_exact_captured_tokens(backend, tiny_model_path):
-    model = make_model(tiny_model_path)
+    model = make_model(tiny_model_path, "kept")
     await model.register(backend)
 
     async def rollout(reward):
@@ -122,7 +131,7 @@ async def test_choices_kept_in_a_trajectory_reach_the_exact_captured_tokens(back
 
 
 async def test_bad_groups_are_named_and_equal_rewards_are_an_empty_step(backend, tiny_model_path):
-    model = make_model(tiny_model_path)
+    model = make_model(tiny_model_path, "bad")
     await model.register(backend)
     groups = await gather(model, 0)
 
@@ -193,7 +202,7 @@ async def test_a_run_in_which_nothing_was_sampled_costs_only_itself(backend, tin
         show_progress=False,
     )
     assert run.step == 4
-    assert "nothing was trained in step 4 of agent: No trajectory holds a token" in capfd.readouterr().err
+    assert f"nothing was trained in step 4 of {model.name}: No trajectory holds a token" in capfd.readouterr().err
 
 
 async def test_copies_are_refused_here_and_by_the_service(backend, tiny_model_path):
@@ -205,7 +214,7 @@ async def test_copies_are_refused_here_and_by_the_service(backend, tiny_model_pa
         await backend.train(model, [art.TrajectoryGroup([first, second])])
     (group,), _ = build_train_groups([art.TrajectoryGroup([first])])
     group.trajectories.append(group.trajectories[0].model_copy(update={"reward": 0.0}))
-    request = TrainRequest(project="test", model="agent", groups=[group], idempotency_key="of another client")
+    request = TrainRequest(project="test", model=model.name, groups=[group], idempotency_key="of another client")
     with pytest.raises(
         BadRequestError, match=r"groups\.0\.trajectories\.1 is the same run as groups\.0\.trajectories\.0"
     ):
@@ -213,18 +222,21 @@ async def test_copies_are_refused_here_and_by_the_service(backend, tiny_model_pa
 
 
 async def test_killed_children_are_told_and_replaced(backend, tiny_model_path):
-    model = make_model(tiny_model_path)
+    model = make_model(tiny_model_path, "killed")
     await model.register(backend)
     groups = await gather(model, 0)
 
-    os.kill((await find_children(backend))["engine"].pid, signal.SIGKILL)
+    engine, _ = await find_children(backend, model)
+    os.kill(engine.pid, signal.SIGKILL)
     answers = await gather(model, 1)  # the SDK's retry meets a new engine
     assert len(answers) == SCENARIOS
 
     await backend.train(model, groups, learning_rate=1e-3, verbose=False)
-    os.kill((await find_children(backend))["trainer"].pid, signal.SIGKILL)
-    while (await find_children(backend))["trainer"].state != "failed":
+    _, trainer = await find_children(backend, model)
+    os.kill(trainer.pid, signal.SIGKILL)
+    while trainer.state != "failed":
         await asyncio.sleep(0.05)
+        _, trainer = await find_children(backend, model)
     result = await backend.train(model, answers, learning_rate=1e-3, verbose=False)
     assert result.step == 2
     assert await model.get_step() == 2
@@ -232,11 +244,10 @@ async def test_killed_children_are_told_and_replaced(backend, tiny_model_path):
 
 async def test_the_service_ends_its_children_when_it_is_killed(tmp_path, tiny_model_path):
     backend = art.LocalBackend(path=str(tmp_path / "art"))
-    model = make_model(tiny_model_path)
+    model = make_model(tiny_model_path, "orphan")
     await model.register(backend)
     await backend.train(model, await gather(model, 0), learning_rate=1e-3, verbose=False)
-    children = [psutil.Process(p.pid) for p in (await find_children(backend)).values()]
-    assert len(children) == 2
+    children = [psutil.Process(process.pid) for process in await find_children(backend, model)]
     service = children[0].parent()
     service.kill()
     _, alive = psutil.wait_procs(children, timeout=10)
@@ -247,12 +258,12 @@ async def test_the_service_ends_its_children_when_it_is_killed(tmp_path, tiny_mo
 
 
 async def test_wrong_keys_models_and_bodies_are_told_apart(backend, tiny_model_path):
-    model = make_model(tiny_model_path)
+    model = make_model(tiny_model_path, "keys")
     await model.register(backend)
     client = model.openai_client()
     with pytest.raises(openai.AuthenticationError):
         await client.with_options(api_key="wrong").models.list()
-    with pytest.raises(openai.NotFoundError, match="agent"):
+    with pytest.raises(openai.NotFoundError, match="keys"):
         await client.chat.completions.create(model="nobody", messages=[{"role": "user", "content": "x"}])
     async with httpx.AsyncClient(base_url=str(client.base_url).removesuffix("/v1/")) as http:
         headers = {"Authorization": f"Bearer {client.api_key}"}
@@ -271,7 +282,7 @@ async def test_wrong_keys_models_and_bodies_are_told_apart(backend, tiny_model_p
 
 
 async def test_a_model_that_does_not_exist(backend):
-    model = art.TrainableModel(name="agent", project="test", base_model="/no/such/model")
+    model = art.TrainableModel(name="nowhere", project="test", base_model="/no/such/model")
     with pytest.raises(BackendError, match="/no/such/model"):
         await model.register(backend)
 

@@ -11,6 +11,8 @@ from art.rewards import ruler_score_group
 from art.utils import iterate_dataset
 from art.utils.trajectory_logging import read_trajectory_groups_parquet
 
+pytestmark = pytest.mark.long
+
 SCENARIOS = [{"id": f"s{n}", "prompt": f"Say {n}."} for n in range(4)]
 
 

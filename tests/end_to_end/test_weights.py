@@ -13,6 +13,8 @@ from art.errors import BackendError, ConflictError, ModelNotAvailableError
 from art_backend.export import export_model
 from art_backend.settings import Settings
 
+pytestmark = pytest.mark.long
+
 BF16_NATS = 0.25
 """How far rounding to bfloat16, as the engine does it, may move a log-probability of the random model."""
 

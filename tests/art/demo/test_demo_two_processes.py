@@ -17,7 +17,7 @@ KEY = "a-key-of-this-test"
 ART = [sys.executable, "-c", "from art.cli import main; main()"]
 TINY_RUN = ["--steps", "1", "--groups", "2", "--group-size", "2", "--episodes", "4"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
