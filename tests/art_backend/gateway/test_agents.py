@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from tests.art_backend.gateway.conftest import MODEL_KEY, check_rows, start_gateway
 from tests.support.tiny import build_tiny_tokenizer
 
+from art_backend.training.sequences import build_rows
+
 WORDS = st.text("ab", max_size=2)
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
@@ -140,10 +142,11 @@ async def test_conversations_under_a_model_key_share_a_tree_and_train_apart(gate
     trajectories = await asyncio.gather(*(play() for _ in range(4)))
     tree = None
     for turns in trajectories:
-        (part,) = gateway.captures.rows_for_turns(turns)
-        tree = gateway.captures.tree(part.rollout)
-        assert len(part.rows) == 1
-        check_rows(part.rows, [tree.turns[turn] for turn in turns])
+        ((rollout, found),) = gateway.captures.find_turns(turns).items()
+        tree = gateway.captures.tree(rollout)
+        rows, _ = build_rows(found)
+        assert len(rows) == 1
+        check_rows(rows, [tree.turns[turn] for turn in turns])
     assert len(tree.turns) == 12
 
 
@@ -165,13 +168,13 @@ async def test_ambient_rollouts_follow_the_policy_and_stay_bounded(gateway):
             history = [{"role": "user", "content": "Hello"}, first, {"role": "user", "content": "?"}]
             _, later = await ask(history)
             assert later["rollout"] == begun["rollout"], "a conversation goes on where it began"
-            (part,) = gateway.captures.rows_for_turns([begun["turn"], later["turn"]])
-            assert [sorted(set(row.policy_versions)) for row in part.rows] == [[-1, 0, 2]]
+            (found,) = gateway.captures.find_turns([begun["turn"], later["turn"]]).values()
+            assert [sorted(set(row.policy_versions)) for row in build_rows(found)[0]] == [[-1, 0, 2]]
     assert len(set(rollouts)) == 6
     gateway.captures._recent.clear()
     assert begun["rollout"] not in gateway.captures._in_use, "old trees leave the memory"
-    (part,) = gateway.captures.rows_for_turns([begun["turn"]])
-    assert part.rollout == begun["rollout"] and len(part.rows) == 1
+    ((rollout, found),) = gateway.captures.find_turns([begun["turn"]]).items()
+    assert rollout == begun["rollout"] and len(build_rows(found)[0]) == 1
 
 
 async def test_n_choices_of_a_conversation_that_continues_from_one(gateway):

@@ -13,6 +13,7 @@ from art_backend.gateway.tree import Sampled, new_id
 from art_backend.store import captures as module
 from art_backend.store.captures import CaptureStore
 from art_backend.store.database import open_database
+from art_backend.training.sequences import build_rows
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,12 @@ def store(tmp_path):
     database = open_database(tmp_path / "art.db")
     yield CaptureStore(database)
     database.close()
+
+
+def rows_of(turns):
+    rows, untrainable = build_rows(turns)
+    assert not untrainable
+    return rows
 
 
 def take_turn(store, renderer, rollout, messages, text, version=0, arguments=None):
@@ -90,12 +97,13 @@ def test_rows_of_single_turns_by_rollout(store, renderer):
     first = take_turn(store, renderer, one, HELLO, "one")
     second = take_turn(store, renderer, one, MORE, "two")
     other = take_turn(store, renderer, two, HELLO, "three")
-    parts = store.rows_for_turns([second.id, other.id, second.id])
-    assert [part.rollout for part in parts] == [one, two]
-    assert [sum(row.sampled) for part in parts for row in part.rows] == [len(second.ids), len(other.ids)]
-    assert store.rows_for_turns([first.id, second.id])[0].rows[0].token_ids == second.path_ids().tolist()
+    found = store.find_turns([second.id, other.id, second.id])
+    assert list(found) == [one, two]
+    assert [sum(row.sampled) for turns in found.values() for row in rows_of(turns)] == [len(second.ids), len(other.ids)]
+    both = store.find_turns([first.id, second.id])[one]
+    assert rows_of(both)[0].token_ids == second.path_ids().tolist()
     with pytest.raises(NotFoundError, match="t_nope"):
-        store.rows_for_turns([first.id, "t_nope"])
+        store.find_turns([first.id, "t_nope"])
 
 
 def test_old_rollouts_are_deleted_by_their_last_use_and_space_returns(store, renderer, tmp_path):
@@ -109,7 +117,7 @@ def test_old_rollouts_are_deleted_by_their_last_use_and_space_returns(store, ren
     assert store.delete_unused(time.monotonic() - moment) == 1
     with pytest.raises(NotFoundError):
         store.get(old)
-    assert store.rows_for_turns([turn.id])[0].rollout == used
+    assert list(store.find_turns([turn.id])) == [used]
     assert (tmp_path / "art.db").stat().st_size < full / 4
     store.delete(used)
     with pytest.raises(NotFoundError):
