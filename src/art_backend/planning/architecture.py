@@ -10,10 +10,13 @@ from huggingface_hub.errors import StrictDataclassError
 from art_backend.base_models import default_cache
 from art_backend.errors import BadRequestError, ModelNotAvailableError
 
-PROVEN = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
-"""``model_type`` of the models that are served and trained: the tests prove for each that both engines and the trainer, over
-packed rows, give the same log-probabilities. All are decoders with grouped-query attention, a gated MLP and two RMSNorms in
+PLANNED = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
+"""``model_type`` of the models whose memory is planned: decoders with grouped-query attention, a gated MLP and two RMSNorms in
 each layer."""
+
+PROVEN = (*PLANNED, "glm4", "olmo2")
+"""``model_type`` of the models that are served and trained: the tests prove for each that both engines and the trainer, over
+packed rows, give the same log-probabilities."""
 
 _LOGIT_CHANGES = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
 """Configuration keys of models that change their logits after the head, and the value at which nothing changes."""
@@ -215,9 +218,9 @@ def parse_config(config: dict[str, Any], name: str) -> Architecture:
         BadRequestError: The model is of another kind than those that are planned.
     """
     kind = config.get("model_type")
-    if kind not in PROVEN:
+    if kind not in PLANNED:
         raise BadRequestError(
-            f"model: the memory of {kind} models is not planned, only that of {', '.join(PROVEN)}.",
+            f"model: the memory of {kind} models is not planned, only that of {', '.join(PLANNED)}.",
             param="model",
         )
     heads, bias = config["num_attention_heads"], bool(config.get("attention_bias", False))
