@@ -70,7 +70,17 @@ def _publish(outputs):
 @pytest.fixture
 def make_engine(tiny_model):
     def make(family="llama", *, dtype=torch.float32, blocks=200, max_num_seqs=64, token_budget=64, max_model_len=512):
-        widths = {"llama": 8, "qwen2": 2, "qwen3": 4, "mistral": 2, "windowed": 2, "smollm3": 2, "glm4": 4, "olmo2": 2, "wide": 4}[family]
+        widths = {
+            "llama": 8,
+            "qwen2": 2,
+            "qwen3": 4,
+            "mistral": 2,
+            "windowed": 2,
+            "smollm3": 2,
+            "glm4": 4,
+            "olmo2": 2,
+            "wide": 4,
+        }[family]
         per_block = widths * 2 * 2 * 8 * 16 * dtype.itemsize
         runner = ModelRunner(
             tiny_model(family),
