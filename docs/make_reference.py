@@ -268,15 +268,26 @@ def _prose(docstring: str) -> str:
     """A docstring as Markdown: sections as lists, indented blocks as code."""
     lines: list[str] = []
     section = code = example = False
+
+    def close_fence() -> None:
+        nonlocal code, example
+        if code or example:
+            while not lines[-1]:
+                lines.pop()
+            lines.extend(["```", ""])
+        code = example = False
+
     for line in docstring.splitlines():
-        if line.startswith(">>> ") and not example:
+        if (example and line) or (code and (not line or line.startswith("    "))):
+            lines.append(line[4:] if code else line)
+            continue
+        if example or code:
+            close_fence()
+        if line.startswith(">>> "):
             lines += [*([] if not lines or not lines[-1] else [""]), "```pycon", line]
             example, section = True, False
-        elif example:
-            lines += [line] if line else ["```", ""]
-            example = bool(line)
         elif heading := re.fullmatch(r"(Args|Returns|Raises|Attributes|Yields):", line):
-            section, code = True, False
+            section = True
             lines += ["", f"**{heading[1]}**", ""]
         elif section and (item := re.fullmatch(r"    (\S.*)", line)):
             name, colon, text = item[1].partition(": ")
@@ -284,22 +295,13 @@ def _prose(docstring: str) -> str:
         elif section and line.startswith("        "):
             lines.append("  " + line.strip())
         elif line.startswith("    ") and not section:
-            if not code:
-                lines += ["", "```python"] if lines and lines[-1] else ["```python"]
+            lines += ["", "```python"] if lines and lines[-1] else ["```python"]
             code = True
             lines.append(line[4:])
         else:
-            if code and line.strip():
-                while not lines[-1]:
-                    lines.pop()
-                lines += ["```", ""]
-                code = False
             section = section and not line.strip()
             lines.append(line)
-    if code or example:
-        while not lines[-1]:
-            lines.pop()
-        lines.append("```")
+    close_fence()
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
     return re.sub(r"(?<!`)``(?!`)", "`", text) + "\n"
 
