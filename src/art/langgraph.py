@@ -1,14 +1,16 @@
 """Agents of LangGraph and LangChain: their chat models talk to the rollout that is running.
 
-async def agent(scenario: str) -> art.Trajectory:
-    graph = create_react_agent(art.langgraph.init_chat_model(temperature=1.0), tools)
-    state = await graph.ainvoke({"messages": [("user", scenario)]})
-    return art.Trajectory(reward=score(state))
+Build the agent's model with ``init_chat_model``, and wrap the agent:
 
-rollout = art.langgraph.wrap_rollout(model, agent)
-groups = await art.gather_trajectory_groups(
-    art.TrajectoryGroup(rollout(scenario) for _ in range(8)) for scenario in scenarios
-)
+    async def agent(scenario: str) -> art.Trajectory:
+        graph = create_react_agent(art.langgraph.init_chat_model(temperature=1.0), tools)
+        state = await graph.ainvoke({"messages": [("user", scenario)]})
+        return art.Trajectory(reward=score(state))
+
+    rollout = art.langgraph.wrap_rollout(model, agent)
+    groups = await art.gather_trajectory_groups(
+        art.TrajectoryGroup(rollout(scenario) for _ in range(8)) for scenario in scenarios
+    )
 """
 
 import functools

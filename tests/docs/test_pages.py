@@ -13,8 +13,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *sorted((ROOT / "examples").rglob("*.md"))]
 REFERENCE = ROOT / "docs/reference"
-"""Its blocks are signatures, which tests/docs/test_reference.py compares with the source, and examples, which
-tests/docs/test_examples.py runs."""
+"""Signatures, under headings, are no Python; examples are run by tests/docs/test_examples.py, and use names that they leave out."""
 
 GIVEN = """\
 import art
@@ -40,8 +39,8 @@ def test_code_fences_are_closed(page):
 
 
 def test_python_fits_the_signatures_that_it_calls(tmp_path):
-    for page in [ROOT / "README.md", *(page for page in DOCS if page.parent != REFERENCE)]:
-        write_modules(page, tmp_path / page.stem.replace("-", "_"))
+    for page in [ROOT / "README.md", *DOCS]:
+        write_modules(page, tmp_path / "_".join(page.relative_to(ROOT).with_suffix("").parts).replace("-", "_"))
     settings = {"extraPaths": [str(ROOT / "src")], "typeCheckingMode": "off", **dict.fromkeys(RULES, "error")}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson"]
@@ -51,7 +50,7 @@ def test_python_fits_the_signatures_that_it_calls(tmp_path):
     wrong = [
         f"{Path(found['file']).relative_to(tmp_path)}: {found['message']}"
         for found in report["generalDiagnostics"]
-        if found.get("rule") in RULES
+        if found.get("rule") in RULES - ({"reportUndefinedVariable"} if "docs_reference" in found["file"] else set())
     ]
     assert wrong == []
 
@@ -61,8 +60,8 @@ def write_modules(page: Path, directory: Path) -> None:
     directory.mkdir()
     (directory / "given.py").write_text(GIVEN)
     text = ["from .given import art, backend, groups, model\n"]
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
-        compile(block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    for block in re.findall(r"(?<!`\n\n)```python\n(.*?)```", page.read_text(), re.DOTALL):
+        ast.parse(block, str(page))
         if named := re.match(r"# (\S+\.py)\n", block):
             file = directory / named[1]
             file.parent.mkdir(exist_ok=True)
