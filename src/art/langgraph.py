@@ -1,11 +1,13 @@
 """Agents of LangGraph and LangChain: their chat models talk to the rollout that is running.
 
-Build the agent's model with ``init_chat_model``, and wrap the agent:
+Build the agent's model with ``init_chat_model``:
 
     async def agent(scenario: str) -> art.Trajectory:
         graph = create_react_agent(art.langgraph.init_chat_model(temperature=1.0), tools)
         state = await graph.ainvoke({"messages": [("user", scenario)]})
         return art.Trajectory(reward=score(state))
+
+Wrap the agent, and it is a rollout:
 
     rollout = art.langgraph.wrap_rollout(model, agent)
     groups = await art.gather_trajectory_groups(
