@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface
 
 from art_backend import exact
@@ -31,6 +31,9 @@ BRANCH_ATTENTION = "art_prefix_tree"
 
 QUERY_BLOCK = 256
 """Most queries of one block of branch attention."""
+
+MASK_BLOCK = 128
+"""Queries and keys of one block of FlexAttention's mask."""
 
 IMPLEMENTATIONS: dict[Kind, str] = {
     "branches": BRANCH_ATTENTION,
@@ -93,13 +96,36 @@ def dense_mask(ends: Tensor) -> Tensor:
 
 
 def block_mask(ends: Tensor) -> BlockMask:
-    """The same as ``dense_mask``, for FlexAttention. The closure reads ``ends``, so one compiled kernel serves every tree."""
+    """The same as ``dense_mask``, for FlexAttention. The closure reads ``ends``, so one compiled kernel serves every tree.
+
+    Whether a block of queries looks at a block of keys follows from the largest and the smallest end among the keys, so that
+    nothing of size [T, T] is computed, as ``create_block_mask`` would.
+    """
 
     def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < ends[key])
 
     size = ends.shape[0]
-    return create_block_mask(attends, None, None, size, size, device=str(ends.device))
+    count = -(-size // MASK_BLOCK)
+    ends_BK = torch.nn.functional.pad(ends, (0, count * MASK_BLOCK - size)).view(count, MASK_BLOCK)
+    block = torch.arange(count, device=ends.device)
+    starts, before = block * MASK_BLOCK, block[None, :] < block[:, None]
+    some = (block[None, :] == block[:, None]) | (before & (starts[:, None] < ends_BK.amax(1)[None, :]))
+    every = before & (starts[:, None] + MASK_BLOCK <= ends_BK.amin(1)[None, :])
+    return BlockMask.from_kv_blocks(
+        *_block_indices(some & ~every),
+        *_block_indices(every),
+        BLOCK_SIZE=MASK_BLOCK,
+        mask_mod=attends,
+        seq_lengths=(size, size),
+    )
+
+
+def _block_indices(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Of blocks [query block, key block]: how many key blocks each query block has, and which, those first, as FlexAttention
+    takes them."""
+    counts = chosen.sum(1, dtype=torch.int32)
+    return counts[None, None], torch.argsort(chosen.int(), dim=1, descending=True, stable=True).int()[None, None]
 
 
 def branch_attention(

@@ -5,7 +5,8 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear
-from torch.nn.attention.flex_attention import flex_attention
+from tests.support.largest import LargestResult
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from art_backend.training.attention import (
@@ -106,6 +107,38 @@ def test_flex_attention_gets_the_same_mask(pack):
     output = flex_attention(q, k, v, block_mask=block_mask(ends), scale=0.3, enable_gqa=True)
     assert isinstance(output, torch.Tensor)
     torch.testing.assert_close(output.transpose(1, 2), dense(q, k, v, pack), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [[2], [128], [129, 2], [700, 300, 41], [256, 256, 256]])
+@pytest.mark.parametrize("stem", [0, 5, 128, 400])
+def test_the_block_mask_is_the_one_that_torch_makes_of_every_pair(sizes, stem):
+    """The stem's tokens are everybody's ancestors, and each other branch follows half of the one before it."""
+    random = np.random.default_rng(stem)
+    rows, path = [], random.integers(0, 50, stem)
+    for size in sizes:
+        rows.append(np.concatenate([path, random.integers(0, 50, size)]))
+        path = rows[-1][: stem + size // 2]
+    (pack,) = pack_rows(
+        [TrainingRow(r, np.arange(r.size) == r.size - 1, np.zeros(r.size), 1.0, 1.0, 1.0) for r in rows], 10_000
+    )
+    ends = torch.from_numpy(pack.ends)
+    ours = block_mask(ends)
+
+    def attends(batch, head, query, key):
+        return (key <= query) & (query < ends[key])
+
+    theirs = create_block_mask(attends, None, None, pack.size, pack.size, device="cpu")
+    assert (ours.seq_lengths, ours.BLOCK_SIZE) == (theirs.seq_lengths, theirs.BLOCK_SIZE)
+    for name in ("kv", "full_kv", "q", "full_q"):
+        for part in (f"{name}_num_blocks", f"{name}_indices"):
+            assert torch.equal(getattr(ours, part), getattr(theirs, part)), part
+
+
+def test_the_block_mask_of_a_long_pack_takes_no_memory_for_pairs():
+    ends = torch.full((65_536,), 65_536)
+    with LargestResult() as seen:
+        assert block_mask(ends).sparsity() == pytest.approx(50, abs=1)
+    assert seen.numbers <= 4 * (65_536 / 128) ** 2
 
 
 class Toy(torch.nn.Module):
