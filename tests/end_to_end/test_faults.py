@@ -42,7 +42,7 @@ async def main():
         await model.register(backend)
         run = await art.train(
             model, rollout, range(100), groups_per_step=2, group_size=2, max_staleness=1, steps=9,
-            learning_rate=1e-3, verbose=True,
+            learning_rate=1e-3, verbose=True, eval_scenarios=[],
         )
         print(f"done {run.step} {run.stopped}", file=sys.stderr, flush=True)
 

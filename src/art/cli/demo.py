@@ -12,11 +12,11 @@ from art.cli.targets import BASE_MODEL, BackendOption, BaseModelOption, KeyOptio
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps in all.")] = 16,
+    steps: Annotated[int, typer.Option(min=1, help="Training steps in all.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of opponents and adapter.")] = 1,
     groups: Annotated[int, typer.Option(min=1, help="Opponents per step.")] = 16,
     group_size: Annotated[int, typer.Option(min=2, help="Games against each opponent.")] = 8,
-    learning_rate: Annotated[float, typer.Option(help="Learning rate of the adapter.")] = 3e-4,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate of the adapter.")] = 6e-4,
     episodes: Annotated[int, typer.Option(min=1, help="Held-out games before and after.")] = 200,
     max_staleness: Annotated[
         int | None,

@@ -43,12 +43,12 @@ class DemoOptions:
 
     output: Path
     seed: int = 1
-    steps: int = 16
+    steps: int = 8
     groups: int = 16
     """Opponents per step."""
     group_size: int = 8
     """Games against each of them."""
-    learning_rate: float = 3e-4
+    learning_rate: float = 6e-4
     episodes: int = 200
     """Held-out games of each evaluation."""
     base_model: str = BASE_MODEL
