@@ -2,13 +2,14 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import safetensors.torch
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.utils.save_and_load import get_peft_model_state_dict
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from art.wire import LoraSpec
@@ -19,6 +20,7 @@ from art_backend.training.attention import Kind
 from art_backend.training.fused import fuse
 from art_backend.training.lora import FusedLoraLinear
 from art_backend.training.policy import Policy, choose_attention, load_base
+from art_backend.training.tensor_files import save_tensors
 from art_backend.training.types import Precision
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -66,35 +68,22 @@ class AdapterPolicy(Policy):
 
     @contextlib.contextmanager
     def as_reference(self, directory: Path | None) -> Iterator[None]:
-        with torch.no_grad():
-            if directory is None:
-                with self.model.disable_adapter():
-                    yield
-                return
-            present = self.weights.clone()
-            try:
-                self.load(directory)
-                yield
-            finally:
-                self.weights.copy_(present)
-                self.publish_weights()
+        weights = self.model.disable_adapter() if directory is None else self._computing_with(directory)
+        with torch.no_grad(), weights:
+            yield
 
     def save(self, directory: Path) -> None:
         """As PEFT writes it: ``adapter_config.json`` and ``adapter_model.safetensors``."""
         named = {**self.model.state_dict(), **self._views}
         tensors = get_peft_model_state_dict(self.model, state_dict=named, save_embedding_layers=False)
-        content = safetensors.torch.save(
-            {n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {"format": "pt"}
-        )
-        # Written by us, not by safetensors: a full disk is then an OSError like any other.
-        (directory / ADAPTER_WEIGHTS).write_bytes(content)
+        save_tensors(directory / ADAPTER_WEIGHTS, tensors)
         config = self.model.peft_config["default"]
         config.base_model_name_or_path = str(self._base_path)
         config.inference_mode = True
         config.save_pretrained(str(directory))
         config.inference_mode = False
 
-    def load(self, directory: Path) -> None:
+    def _read(self, directory: Path, targets: Mapping[str, Tensor]) -> None:
         if not (directory / ADAPTER_WEIGHTS).exists():
             raise ModelNotAvailableError(
                 f"{directory} holds no adapter: its model is fully fine-tuned. Register the model as it was.",
@@ -102,7 +91,7 @@ class AdapterPolicy(Policy):
             )
         tensors = safetensors.torch.load_file(directory / ADAPTER_WEIGHTS)
         mine = get_peft_model_state_dict(
-            self.model, state_dict={**self.model.state_dict(), **self._views}, save_embedding_layers=False
+            self.model, state_dict={**self.model.state_dict(), **targets}, save_embedding_layers=False
         )
         wrong = sorted(
             set(tensors.keys() ^ mine.keys())
@@ -116,10 +105,8 @@ class AdapterPolicy(Policy):
                 " base model, rank and target modules as before, or under a new name.",
                 param="lora",
             )
-        with torch.no_grad():
-            for name, tensor in mine.items():
-                tensor.copy_(tensors[name])
-        self.publish_weights()
+        for name, tensor in mine.items():
+            tensor.copy_(tensors[name])
 
 
 def _adapt(base: PreTrainedModel, lora: LoraSpec) -> PeftModel:

@@ -1,19 +1,20 @@
 """Full fine-tuning: every weight of the model is trained."""
 
-import contextlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
+from torch import Tensor
 
 from art_backend.compute import choose_device, choose_dtype
 from art_backend.errors import ModelNotAvailableError
 from art_backend.training.attention import Kind
 from art_backend.training.policy import Policy, choose_attention, load_base
+from art_backend.training.tensor_files import save_tensors
 from art_backend.training.types import Precision
 
 WEIGHTS = "model.safetensors"
@@ -47,23 +48,12 @@ class FullPolicy(Policy):
         for parameter in base.parameters():  # not the buffers: rotary frequencies stay float32, as in the engine
             parameter.data = parameter.data.to(dtype)
 
-    @contextlib.contextmanager
-    def as_reference(self, directory: Path | None) -> Iterator[None]:
-        present = self.weights.clone()
-        with torch.no_grad():
-            try:
-                self.load(directory or self._base_path)
-                yield
-            finally:
-                self.weights.copy_(present)
-                self.publish_weights()
+    def as_reference(self, directory: Path | None) -> AbstractContextManager[None]:
+        return self._computing_with(directory or self._base_path)
 
     def save(self, directory: Path) -> None:
         """``config.json``, ``model.safetensors``, tokenizer."""
-        try:
-            save_file({name: view.cpu() for name, view in self._views.items()}, directory / WEIGHTS, {"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(f"writing {directory / WEIGHTS}: {error}") from error
+        save_tensors(directory / WEIGHTS, self._views)
         # engines that read every *.safetensors file of a folder look here which ones are the model's
         index = {"metadata": {}, "weight_map": dict.fromkeys(self._views, WEIGHTS)}
         (directory / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
@@ -75,21 +65,18 @@ class FullPolicy(Policy):
                 if file.is_file():
                     shutil.copyfile(file, directory / file.name)
 
-    def load(self, directory: Path) -> None:
-        files = sorted(directory.glob("model*.safetensors"))
-        wrong = set(self._views)
-        with torch.no_grad():
-            for file in files:
-                with safe_open(file, framework="pt") as content:
-                    for name in set(content.keys()) & self._views.keys():
-                        tensor = content.get_tensor(name)
-                        if tensor.shape == self._views[name].shape:
-                            self._views[name].copy_(tensor)
-                            wrong.discard(name)
+    def _read(self, directory: Path, targets: Mapping[str, Tensor]) -> None:
+        wrong = set(targets)
+        for file in sorted(directory.glob("model*.safetensors")):
+            with safe_open(file, framework="pt") as content:
+                for name in set(content.keys()) & targets.keys():
+                    tensor = content.get_tensor(name)
+                    if tensor.shape == targets[name].shape:
+                        targets[name].copy_(tensor)
+                        wrong.discard(name)
         if wrong:
             raise ModelNotAvailableError(
                 f"The weights in {directory} do not fit this model; the first of {len(wrong)} that differ is {min(wrong)!r}."
                 " Register the model with the base model that they were trained on, or under a new name.",
                 param="base_model",
             )
-        self.publish_weights()

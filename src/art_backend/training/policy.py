@@ -6,8 +6,8 @@ a checkpoint looks like, is the business of ``AdapterPolicy`` and ``FullPolicy``
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import torch
@@ -20,6 +20,9 @@ from art_backend.errors import ModelNotAvailableError
 from art_backend.planning.architecture import check_proven
 from art_backend.training.attention import IMPLEMENTATIONS, Kind, attention_arguments
 from art_backend.training.packing import Pack
+
+NORM_PART = 2**24
+"""Numbers of the gradient whose squares are added up at a time: 128 MiB of float64."""
 
 
 class Policy(ABC):
@@ -78,17 +81,34 @@ class Policy(ABC):
             ModelNotAvailableError: The checkpoint is another model's.
         """
 
+    @contextmanager
+    def _computing_with(self, directory: Path) -> Iterator[None]:
+        """Put the weights of a checkpoint into the parameters that compute, and then those of ``weights`` again, which stay
+        what they are."""
+        with torch.no_grad():
+            try:
+                self._read(directory, self._parameters)
+                yield
+            finally:
+                self.publish_weights()
+
     @abstractmethod
     def save(self, directory: Path) -> None:
         """Write what is trained into the directory of a checkpoint, in float32."""
 
-    @abstractmethod
     def load(self, directory: Path) -> None:
         """Take the weights of a checkpoint.
 
         Raises:
             ModelNotAvailableError: They are of another shape, or of another base model.
         """
+        with torch.no_grad():
+            self._read(directory, self._views)
+        self.publish_weights()
+
+    @abstractmethod
+    def _read(self, directory: Path, targets: Mapping[str, Tensor]) -> None:
+        """Copy the weights of a checkpoint into ``targets``, named as the parameters are. Raises like ``load``."""
 
     def _flat_views(self, flat: Tensor) -> dict[str, Tensor]:
         sizes = [p.numel() for p in self._parameters.values()]
@@ -100,6 +120,10 @@ class Policy(ABC):
     def named_gradients(self) -> Iterator[tuple[str, Tensor]]:
         """(parameter name, its part of ``gradient``)"""
         yield from self._flat_views(self.gradient).items()
+
+    def gradient_norm(self) -> float:
+        """Euclidean norm of ``gradient``, added up in float64, of which only parts are in memory at a time."""
+        return float(torch.stack([part.double().norm() for part in self.gradient.split(NORM_PART)]).norm())
 
     def forward(self, pack: Pack) -> Tensor:
         """Final hidden states of a pack: [T, H]."""

@@ -13,6 +13,7 @@ import safetensors.torch
 from torch import Tensor
 
 from art_backend.errors import StorageFailedError
+from art_backend.training.tensor_files import save_tensors
 
 OPTIMIZER = "optimizer.safetensors"
 STATE = "trainer.json"
@@ -55,8 +56,7 @@ def read_state(directory: Path) -> TrainerState:
 
 
 def write_tensors(directory: Path, tensors: dict[str, Tensor]) -> None:
-    content = safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    (directory / OPTIMIZER).write_bytes(content)
+    save_tensors(directory / OPTIMIZER, tensors)
 
 
 def read_tensors(directory: Path) -> dict[str, Tensor]:

@@ -293,7 +293,7 @@ class Trainer:
         """Clip the gradient and update the weights, or skip a gradient that is not finite."""
         gradient, state = loaded.policy.gradient, loaded.state
         loaded.changed = True
-        norm = float(gradient.double().norm())
+        norm = loaded.policy.gradient_norm()
         if not math.isfinite(norm):
             state.nonfinite_in_a_row += 1
             meter.add_update(norm, applied=False)
