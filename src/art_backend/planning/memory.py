@@ -145,7 +145,7 @@ def plan(wanted: Wanted) -> MemoryPlan:
     frozen = 0 if wanted.full else weights
     copies = COMPUTE_BYTES * trained
     state = (4 + 4) * trained
-    moments = _moment_bytes(wanted.optimizer) * trained
+    moments = _moment_bytes(wanted.optimizer, trained)
     activations = activation_bytes(wanted)
 
     def trainer(name: str, size: int, *, kept: bool = True) -> Part:
@@ -200,10 +200,10 @@ def engine_working_bytes(wanted: Wanted) -> int:
     return layer + 3 * 4 * wanted.max_sequences * a.vocabulary
 
 
-def _moment_bytes(optimizer: Optimizer) -> int:
-    """Per trained parameter: two moments (Loshchilov & Hutter 2019, arXiv:1711.05101), of 4 bytes or of 1 (Dettmers et al. 2022,
-    arXiv:2110.02861)."""
-    return 2 if optimizer is Optimizer.PAGED_ADAMW_8BIT else 8
+def _moment_bytes(optimizer: Optimizer, trained: int) -> int:
+    """Two moments of each trained parameter (Loshchilov & Hutter 2019, arXiv:1711.05101), of 4 bytes, or of 1 and a scale of 4 for
+    256 of them (Dettmers et al. 2022, arXiv:2110.02861)."""
+    return 2 * (trained + 4 * -(-trained // 256)) if optimizer is Optimizer.PAGED_ADAMW_8BIT else 8 * trained
 
 
 def layer_activation_bytes(a: Architecture, *, lora_rank: int | None, flex: bool = True) -> int:

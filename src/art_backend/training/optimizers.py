@@ -1,5 +1,6 @@
 """The optimisers, on one flat float32 tensor."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -43,7 +44,7 @@ class FlatAdamW:
         self._optimizer = torch.optim.AdamW([self._weights], lr=1.0, fused=True)
 
     def step(self, gradient: Tensor, *, learning_rate: float, betas: tuple[float, float], weight_decay: float) -> None:
-        _step(self._optimizer, self._weights, gradient, learning_rate, betas, weight_decay)
+        _step(self._optimizer, [self._weights], [gradient], learning_rate, betas, weight_decay)
 
     def tensors(self) -> dict[str, Tensor]:
         return dict(self._optimizer.state[self._weights])
@@ -56,44 +57,69 @@ class FlatAdamW:
         return list(self.tensors().values())
 
 
+LARGEST_PART = 2**30
+"""Most weights that bitsandbytes gets at once. It counts them in 32 bits, and from 2^31 on would update others, or none."""
+
+_WEIGHTS_A_NUMBER = {"state1": 1, "state2": 1, "absmax1": 256, "absmax2": 256}
+"""How many weights share a number of the 8-bit state, for what is cut as the weights are: the moments, and their blocks' scales."""
+
+
 class PagedAdamW8bit:
     """AdamW whose moments are kept in 8 bits, block by block (Dettmers et al. 2022, arXiv:2110.02861), by bitsandbytes.
 
-    On CUDA they move to the host when the device is full.
+    On CUDA they move to the host when the device is full. The weights are cut between blocks, so neither the update nor the
+    state that is saved depends on how.
 
     Args:
         weights: [P]; updated in place.
+        largest: Most weights of a part, a multiple of 256.
     """
 
     kind = Optimizer.PAGED_ADAMW_8BIT
 
-    def __init__(self, weights: Tensor) -> None:
+    def __init__(self, weights: Tensor, *, largest: int = LARGEST_PART) -> None:
         from bitsandbytes.optim import PagedAdamW8bit as Implementation  # pyright: ignore[reportMissingImports]
 
-        self._weights = torch.nn.Parameter(weights)
-        self._optimizer = Implementation([self._weights], lr=1.0)
+        count = -(-weights.numel() // largest)
+        self._size = (
+            -(-weights.numel() // (256 * count)) * 256
+        )  # parts of about the same size: bitsandbytes treats small ones otherwise
+        self._parts = [torch.nn.Parameter(part) for part in weights.split(self._size)]
+        self._optimizer = Implementation(self._parts, lr=1.0)
 
     def step(self, gradient: Tensor, *, learning_rate: float, betas: tuple[float, float], weight_decay: float) -> None:
-        _step(self._optimizer, self._weights, gradient, learning_rate, betas, weight_decay)
+        _step(self._optimizer, self._parts, gradient.split(self._size), learning_rate, betas, weight_decay)
 
     def tensors(self) -> dict[str, Tensor]:
-        state = self._optimizer.state[self._weights]
-        return {n: v if isinstance(v, Tensor) else torch.tensor(v) for n, v in state.items()}
+        first, *others = (self._optimizer.state[part] for part in self._parts)
+        found = {name: value if isinstance(value, Tensor) else torch.tensor(value) for name, value in first.items()}
+        if others:
+            found |= {
+                n: torch.cat([t.cpu(), *(o[n].cpu() for o in others)])
+                for n, t in found.items()
+                if n in _WEIGHTS_A_NUMBER
+            }
+        return found
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         if not tensors:
             return
-        # Made by the optimiser, so that they are paged, then filled.
-        self._optimizer.init_state(self._optimizer.param_groups[0], self._weights, 0, 0)
-        state = self._optimizer.state[self._weights]
-        for name, tensor in tensors.items():
-            if isinstance(state[name], Tensor):
-                state[name].copy_(tensor)
-            else:
-                state[name] = int(tensor)
+        for i, part in enumerate(self._parts):
+            # Made by the optimiser, so that they are paged, then filled.
+            self._optimizer.init_state(self._optimizer.param_groups[0], part, 0, i)
+            state = self._optimizer.state[part]
+            for name, tensor in tensors.items():
+                if name in _WEIGHTS_A_NUMBER:
+                    state[name].copy_(tensor.split(self._size // _WEIGHTS_A_NUMBER[name])[i])
+                elif isinstance(state[name], Tensor):
+                    state[name].copy_(tensor)
+                else:
+                    state[name] = int(tensor)
 
     def device_tensors(self) -> list[Tensor]:
-        return []  # paged: they leave the device by themselves
+        """The scales of blocks; the moments are paged and leave the device by themselves."""
+        states = (self._optimizer.state[part] for part in self._parts)
+        return [tensor for state in states for name, tensor in state.items() if name.startswith("absmax")]
 
 
 def make_optimizer(kind: Optimizer, weights: Tensor) -> FlatOptimizer:
@@ -124,10 +150,17 @@ def load_optimizer(weights: Tensor, tensors: dict[str, Tensor]) -> FlatOptimizer
 
 
 def _step(
-    optimizer: Any, weights: Tensor, gradient: Tensor, rate: float, betas: tuple[float, float], decay: float
+    optimizer: Any,
+    parts: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    rate: float,
+    betas: tuple[float, float],
+    decay: float,
 ) -> None:
     group = optimizer.param_groups[0]
     group["lr"], group["betas"], group["weight_decay"] = rate, betas, decay
-    weights.grad = gradient
+    for part, gradient in zip(parts, gradients, strict=True):
+        part.grad = gradient
     optimizer.step()
-    weights.grad = None
+    for part in parts:
+        part.grad = None
