@@ -12,14 +12,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 from tokenizers import AddedToken
 
-from art_backend.gateway.setting import Setting
-
-Message = dict[str, Any]
-Tools = Sequence[dict[str, Any]]
+from art_backend.gateway.setting import Message, Setting, Tools, attempt
 
 _KEPT = 16 * 2**20
 """Characters of renderings of a stand-in that are kept, one for each list of tools and each setting."""
@@ -60,9 +57,8 @@ class Difference:
     @classmethod
     def find(cls, write: Write, added_tokens: Mapping[int, AddedToken], *, varies: bool) -> "Difference | None":
         """``None`` for a template that closes turns with no token of its own; it is rendered as a whole each time."""
-        try:
-            text = write([ASKED, _ANSWERS[0]], None, Setting(), generation_prompt=False)
-        except Exception:  # noqa: BLE001  templates raise whatever their authors liked
+        text = attempt(write, [ASKED, _ANSWERS[0]], None, Setting(), generation_prompt=False)
+        if text is None:
             return None
         tail = text.rpartition(SPOKEN)[2]
         for token_id, token in added_tokens.items():
@@ -81,11 +77,10 @@ class Difference:
         history = before[:-1] if before and self._counts else [ASKED]
         for answer in _ANSWERS:
             stand_in = [*history, answer]
-            try:
-                ended = self._ended(stand_in, tools, setting)
-                whole = self._write([*stand_in, *new], tools, setting, generation_prompt=True)
-            except Exception:  # noqa: BLE001  a template may refuse the stand-in and accept the real messages
-                continue
+            ended = attempt(self._ended, stand_in, tools, setting)
+            whole = attempt(self._write, [*stand_in, *new], tools, setting, generation_prompt=True)
+            if ended is None or whole is None:
+                continue  # a template may refuse the stand-in and accept the real messages
             text = _following(ended, whole)
             if text is not None and text.startswith(self._text):
                 return text
@@ -110,12 +105,13 @@ class Difference:
     @cached_property
     def _counts(self) -> bool:
         """Whether the template numbers messages: after two rounds it writes something else than after one."""
-        try:
-            first, second = (
-                self._write([*[ASKED, _ANSWERS[0]] * rounds, ASKED], None, Setting(began=0), generation_prompt=True)
-                for rounds in (1, 2)
+        first, second = (
+            attempt(
+                self._write, [*[ASKED, _ANSWERS[0]] * rounds, ASKED], None, Setting(began=0), generation_prompt=True
             )
-        except Exception:  # noqa: BLE001  templates raise whatever their authors liked
+            for rounds in (1, 2)
+        )
+        if first is None or second is None:
             return False
         return first.rpartition(SPOKEN)[2] != second.rpartition(SPOKEN)[2]
 

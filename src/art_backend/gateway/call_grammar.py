@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from art_backend.gateway.learning import common_prefix
-from art_backend.gateway.notation import ID, Notation, Parameters, is_text
+from art_backend.gateway.notation import ID, Notation, Parameters, find_choices, is_text
 
 _ID_RULE = "/[a-zA-Z0-9]{9}/"
 _FREE_KEY = "/[A-Za-z_][A-Za-z0-9_]*/"
@@ -72,7 +72,7 @@ class CallGrammar:
     def _write_parameters(self, rule: str, function: Function, how: Parameters) -> Iterator[str]:
         """One parameter after the other, in the schema's order; those that are not required may be missing."""
         tail, middle = self._notation.tail, self._notation.middle
-        shared = how.join[: common_prefix(how.join, tail)]
+        shared = common_prefix(how.join, tail)
         stop = shared[: shared.find(">") + 1] or shared
         properties = function.schema.get("properties")
         required = set(function.schema.get("required") or ()) if function.whole else set[str]()
@@ -101,13 +101,13 @@ class CallGrammar:
     ) -> Iterator[str]:
         """A value, and what certainly follows it."""
         end = self._literal(stop)
-        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        choices = find_choices(schema)
         if how.quoted and schema.get("type") == "boolean":
             yield f'{rule}: "{how.true}" | "{"False" if how.true == "True" else "false"}"'
         elif how.quoted or not is_text(schema):
             yield f"{rule}: {rule}_json {end}"
             yield f"{rule}_json: {self._fits(schema, function)}"
-        elif isinstance(choices, list):
+        elif choices is not None:
             yield f"{rule}: ({' | '.join(self._literal(str(choice)) for choice in choices)}) {end}"
         else:
             yield from self._until(rule, stop)

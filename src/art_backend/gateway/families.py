@@ -13,9 +13,7 @@ from renderers import RendererConfig, config_from_name, create_renderer, templat
 from renderers.base import MODEL_RENDERER_MAP, Renderer
 from transformers import PreTrainedTokenizerFast
 
-from art_backend.gateway.setting import Setting
-
-Message = dict[str, Any]
+from art_backend.gateway.setting import Message, Setting, Tools, attempt
 
 _RENDERERS = 64
 """Renderers of one model that are kept, one for each set of template arguments."""
@@ -58,7 +56,7 @@ class Family:
 
 
 def find_family(tokenizer: PreTrainedTokenizerFast, name: str | None) -> Family | None:
-    """The family of a model with this tokenizer and name; ``None`` if it is none that has a renderer."""
+    """The family of a model with this tokenizer and name; ``None`` if no hand-written renderer fits."""
     if (known := MODEL_RENDERER_MAP.get(name or "")) is not None:
         tokenizer.name_or_path = name
         return _make(tokenizer, known)
@@ -69,10 +67,9 @@ def find_family(tokenizer: PreTrainedTokenizerFast, name: str | None) -> Family 
     for candidate in dict.fromkeys(MODEL_RENDERER_MAP.values()):
         if candidate in _MARKS and _MARKS[candidate] not in marks:
             continue
-        try:
-            family = _make(tokenizer, candidate)
-        except Exception:  # noqa: BLE001  whatever a renderer raises for a vocabulary that is not its family's
-            continue
+        family = attempt(_make, tokenizer, candidate)
+        if family is None:
+            continue  # the vocabulary is not this family's
         for at in range(0, len(written), len(_PROBES)):
             if _agrees(family, written[at : at + len(_PROBES)], _MOMENTS[at // len(_PROBES)]):
                 return family
@@ -132,13 +129,9 @@ _MOMENTS = (Setting(), Setting(began=datetime(2024, 7, 26).timestamp()))
 def _write(tokenizer: PreTrainedTokenizerFast, probe: tuple[Any, Any, Any], setting: Setting) -> list[int] | None:
     """What the chat template writes; ``None`` if it refuses."""
     messages, tools, arguments = probe
-    try:
-        text: Any = tokenizer.apply_chat_template(
-            messages, tools, add_generation_prompt=True, tokenize=False, strftime_now=setting.strftime_now, **arguments
-        )
-    except Exception:  # noqa: BLE001  templates raise whatever their authors liked
-        return None
-    return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
+    fixed = {"add_generation_prompt": True, "tokenize": False, "strftime_now": setting.strftime_now}
+    text: Any = attempt(tokenizer.apply_chat_template, messages, tools, **fixed, **arguments)
+    return None if text is None else tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def _agrees(family: Family, written: Sequence[list[int] | None], setting: Setting) -> bool:
@@ -146,10 +139,11 @@ def _agrees(family: Family, written: Sequence[list[int] | None], setting: Settin
     for (messages, tools, arguments), expected in zip(_PROBES, written, strict=True):
         if expected is None or not arguments.keys() <= family.argument_names:
             continue
-        try:
-            renderer: Any = family.renderer_of(Setting(arguments, setting.began))
-            if renderer.render_ids(messages, tools=tools, add_generation_prompt=True) != expected:
-                return False
-        except Exception:  # noqa: BLE001  a renderer may refuse what the template writes
+        if attempt(_render, family, messages, tools, Setting(arguments, setting.began)) != expected:
             return False
     return any(expected is not None for expected in written)
+
+
+def _render(family: Family, messages: Sequence[Message], tools: Tools | None, setting: Setting) -> list[int]:
+    renderer: Any = family.renderer_of(setting)
+    return renderer.render_ids(messages, tools=tools, add_generation_prompt=True)

@@ -15,8 +15,7 @@ from typing import Any
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from art_backend.gateway.parse import END_THINK, THINK
-
-Message = dict[str, Any]
+from art_backend.gateway.setting import Message
 
 
 class ControlTokenGuard:

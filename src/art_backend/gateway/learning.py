@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from art_backend.gateway.bridging import ASKED, Message
+from art_backend.gateway.bridging import ASKED
 from art_backend.gateway.notation import ID, Notation, Parameters
 from art_backend.gateway.parse import ParsedMessage
+from art_backend.gateway.setting import Message, attempt
 
 SampleCall = tuple[str, dict[str, Any]]
 
@@ -60,17 +61,19 @@ def learn_notation(
     def spell(calls: Sequence[SampleCall]) -> str:
         """What the template writes for a message of calls, up to the end of the turn."""
         words, text = write([ASKED, {"role": "assistant", "content": "~"}]), write([ASKED, _message(calls)])
-        text = text[common_prefix(words, text) :]
+        text = text[len(common_prefix(words, text)) :]
         ends = [at for stop in stops if (at := text.find(stop)) >= 0]
         return text[: min(ends)] if ends else text
 
-    try:
+    def find() -> Notation | None:
         notation = _find_notation(spell, list(added))
-        samples = SAMPLES[: None if notation and notation.separator is not None else -1]
-        proven = notation is not None and all(_is_read(read(notation, spell(calls)), calls) for calls in samples)
-    except Exception:  # noqa: BLE001  a template may refuse calls, with whatever its author liked
-        return None
-    return notation if proven else None
+        if notation is None:
+            return None
+        samples = SAMPLES[: None if notation.separator is not None else -1]
+        proven = all(_is_read(read(notation, spell(calls)), calls) for calls in samples)
+        return notation if proven else None
+
+    return attempt(find)
 
 
 def demands_short_ids(write: Callable[[Sequence[Message]], str]) -> bool:
@@ -78,11 +81,8 @@ def demands_short_ids(write: Callable[[Sequence[Message]], str]) -> bool:
 
     def accepts(call_id: str) -> bool:
         message = _message([(FIRST, {})], [call_id])
-        try:
-            write([ASKED, message, {"role": "tool", "content": "", "tool_call_id": call_id}])
-        except Exception:  # noqa: BLE001  templates raise whatever their authors liked
-            return False
-        return True
+        result = {"role": "tool", "content": "", "tool_call_id": call_id}
+        return attempt(write, [ASKED, message, result]) is not None
 
     return not accepts("call_" + "0" * 24) and accepts("0" * 9)
 
@@ -121,20 +121,17 @@ def _find_notation(spell: Callable[[Sequence[SampleCall]], str], added: Sequence
         middle, last, parameters = learned
     else:
         return None
-    try:
-        two = write((FIRST, _ARGUMENTS), (SECOND, _ARGUMENTS))
-    except Exception:  # noqa: BLE001  templates that know one call at a time refuse two, with whatever they liked
-        two = ""
+    two = attempt(write, (FIRST, _ARGUMENTS), (SECOND, _ARGUMENTS)) or ""  # some know one call at a time
     open_, head, tail, separator, close = "", before, last, None, ""
     if two.startswith(before + FIRST) and SECOND in two and two.endswith(last):
         rest = two[len(before + FIRST) : two.index(SECOND)]
         found = _find_json(rest)
         between = rest[found[1] :] if found else rest.partition(_VALUE)[2][parameters.quoted if parameters else 0 :]
-        head = before[len(before) - common_prefix(before[::-1], between[::-1]) :]
+        head = common_prefix(before[::-1], between[::-1])[::-1]
         if (cut := before[: len(before) - len(head)]).count("<") > cut.count(">"):
             head = head[head.index(">") + 1 :]
         rest = between[: len(between) - len(head)]
-        tail = last[: common_prefix(last, rest)]
+        tail = common_prefix(last, rest)
         if tail.count("<") > tail.count(">"):
             tail = tail[: tail.rindex("<")]
         open_, separator, close = before[: len(before) - len(head)], rest[len(tail) :], last[len(tail) :]
@@ -149,9 +146,9 @@ def _find_notation(spell: Callable[[Sequence[SampleCall]], str], added: Sequence
     return Notation(mark, end, open_, head, middle, tail, separator, close, lead, keys, parameters)
 
 
-def common_prefix(a: str, b: str) -> int:
-    """Length of the longest common beginning of two texts."""
-    return next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+def common_prefix(a: str, b: str) -> str:
+    """The longest common beginning of two texts."""
+    return a[: next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))]
 
 
 def _find_json(text: str) -> tuple[int, int] | None:

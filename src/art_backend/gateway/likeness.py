@@ -7,7 +7,7 @@ import json
 from decimal import Decimal
 from typing import Any
 
-Message = dict[str, Any]
+from art_backend.gateway.setting import Message
 
 
 def without_reasoning(message: Message) -> Message:

@@ -183,7 +183,7 @@ class _Texts:
         return found[0]
 
     def take_json(self) -> Any:
-        """The value that stands here; ``None`` if there is none."""
+        """The value that stands here; ``None`` for malformed JSON."""
         try:
             value, self._at = _JSON.raw_decode(self._text, self._at)
         except (ValueError, RecursionError):
@@ -299,10 +299,16 @@ def is_text(schema: Any) -> bool:
     """Whether a value must be a string."""
     if not isinstance(schema, dict):
         return False
-    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(choices, list) and choices and "type" not in schema:
+    choices = find_choices(schema)
+    if choices and "type" not in schema:
         return all(isinstance(choice, str) for choice in choices)
     return schema.get("type") in ("string", ["string"])
+
+
+def find_choices(schema: dict[str, Any]) -> list[Any] | None:
+    """The only values that a schema allows; ``None`` if it lists none."""
+    choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return choices if isinstance(choices, list) else None
 
 
 def _read_value(text: str, schema: Any) -> Any:

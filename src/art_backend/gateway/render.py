@@ -27,15 +27,9 @@ from art_backend.gateway.learning import SAMPLE_TOOLS, demands_short_ids, learn_
 from art_backend.gateway.message_stream import KnownMessageStream, TextMessageStream, parse_known
 from art_backend.gateway.notation import HERMES, Notation
 from art_backend.gateway.parse import END_THINK, THINK, ParsedMessage, TextParser
-from art_backend.gateway.setting import Setting
+from art_backend.gateway.setting import Message, Setting, Tools
 from art_backend.gateway.tool_calls import give_objects, give_short_ids
 from art_backend.gateway.tool_prompt import spell_out_tools
-
-Message = dict[str, Any]
-"""A normalised chat message: ``role``, ``content`` (a string), and where they apply ``tool_calls``, ``tool_call_id``,
-``reasoning_content``."""
-
-Tools = Sequence[dict[str, Any]]
 
 _LONG = 2000
 """Characters of a text that takes so long to tokenise that others must go on meanwhile."""
@@ -323,8 +317,12 @@ class ChatRenderer:
 
     def split_marks(self, text: str) -> list[str | int]:
         """A text in pieces: the ids of the added tokens that it spells, and the texts between them."""
-        pieces = re.split("(" + "|".join(map(re.escape, sorted(self._marks, key=len, reverse=True))) + ")", text)
-        return [self._marks.get(piece, piece) for piece in pieces if piece]
+        return [self._marks.get(piece, piece) for piece in self._any_mark.split(text) if piece]
+
+    @cached_property
+    def _any_mark(self) -> re.Pattern[str]:
+        longest_first = sorted(self._marks, key=len, reverse=True)
+        return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
     @cached_property
     def _marked(self) -> Detokenizer:

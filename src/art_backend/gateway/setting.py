@@ -7,11 +7,20 @@ to be rendered as it began: so both are functions of the moment at which it did.
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Message = dict[str, Any]
+"""A normalised chat message: ``role``, ``content`` (a string), and where they apply ``tool_calls``, ``tool_call_id``,
+``reasoning_content``."""
+
+Tools = Sequence[dict[str, Any]]
 
 _chance = threading.Lock()
 
@@ -39,3 +48,11 @@ class Setting:
                 yield
             finally:
                 random.setstate(state)
+
+
+def attempt(ask: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """Return what a template or its hand-written renderer makes; ``None`` if it refuses, with whatever its author raises."""
+    try:
+        return ask(*args, **kwargs)
+    except Exception:  # noqa: BLE001  the code is the model's, not ours
+        return None

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from art_backend.gateway.notation import HERMES
-
-Message = dict[str, Any]
+from art_backend.gateway.setting import Message
 
 PREAMBLE = """You may call functions to help the user. These are available, one JSON signature a line:
 <tools>
