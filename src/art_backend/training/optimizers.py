@@ -80,10 +80,9 @@ class PagedAdamW8bit:
     def __init__(self, weights: Tensor, *, largest: int = LARGEST_PART) -> None:
         from bitsandbytes.optim import PagedAdamW8bit as Implementation  # pyright: ignore[reportMissingImports]
 
+        # Parts of about the same size: bitsandbytes keeps the moments of small ones in 32 bits.
         count = -(-weights.numel() // largest)
-        self._size = (
-            -(-weights.numel() // (256 * count)) * 256
-        )  # parts of about the same size: bitsandbytes treats small ones otherwise
+        self._size = -(-weights.numel() // (256 * count)) * 256
         self._parts = [torch.nn.Parameter(part) for part in weights.split(self._size)]
         self._optimizer = Implementation(self._parts, lr=1.0)
 

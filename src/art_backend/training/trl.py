@@ -2,13 +2,15 @@
 
 Everything around the update is as ever: checks, advantages, overlong policy, canaries, checkpoint, resuming. TRL gets
 
-- the rows, from ``rollout_func``: prompt and completion ids, the engine's log-probabilities, and ``env_mask`` (1 = sampled);
+- the rows, from ``rollout_func``: prompt and completion ids, and ``env_mask`` (1 = sampled);
 - our advantages, as the values of its reward function. TRL takes the mean of a group off them: all rows are one group, and
   where their mean is not zero, a row without a trained token makes it so. They are multiplied by what our reduction and
   TRL's give a row's tokens, so that the loss is the algorithm's, whatever the preset;
+- the correction for the gap to the engine, in the place of the log-probabilities that ``rollout_func`` returns, from where our
+  ``compute_loss`` takes it. TRL's own correction works with its own vLLM only, and it reads them for nothing else;
 - our optimiser, through ``optimizers``, so that either trainer goes on from the other's checkpoints.
 
-TRL computes every row by itself (no shared prefixes) and rounds logits to the compute type.
+TRL computes every row by itself (no shared prefixes) and rounds logits to the compute type. The correction takes one more pass.
 """
 
 import tempfile
@@ -25,9 +27,10 @@ from art_backend.training.adapter_policy import AdapterPolicy
 from art_backend.training.algorithms import PRESETS
 from art_backend.training.batch import StepBatch, weigh
 from art_backend.training.loaded import Loaded
-from art_backend.training.losses import clipped_importance
+from art_backend.training.losses import MIN_LOGPROB, clipped_importance, importance_weights
 from art_backend.training.metrics import Progress, StepMeter
-from art_backend.training.packing import TrainingRow
+from art_backend.training.packing import Floats, TrainingRow, pack_rows
+from art_backend.training.targets import read_targets
 from art_backend.training.trainer import Trainer
 from art_backend.training.types import ModelSetup, StepInput
 from art_backend.training.update import clip_ranges
@@ -119,7 +122,9 @@ class TrlTrainer(Trainer):
         from trl.trainer.grpo_trainer import GRPOTrainer
 
         loss = _loss_arguments(options)
-        fed = feed(rows, by_row=loss["loss_type"] == "grpo")
+        cap = options.importance_cap
+        told = [row.logprobs for row in rows] if cap is None else [_log_correction(row, policy, cap) for row in rows]
+        fed = feed(rows, told, by_row=loss["loss_type"] == "grpo")
         count = len(fed["prompt_ids"])
 
         def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
@@ -128,7 +133,16 @@ class TrlTrainer(Trainer):
         def value(value: list[float | None], **_: Any) -> list[float | None]:
             return value
 
-        trainer = GRPOTrainer(
+        class Corrected(GRPOTrainer):
+            def compute_loss(self, model: Any, inputs: dict[str, Any], *arguments: Any, **named: Any) -> Any:
+                told = inputs["sampling_per_token_logps"]
+                if cap is None:
+                    change = {"old_per_token_logps": told}  # the ratio is to what the engine sampled from
+                else:
+                    change = {"advantages": inputs["advantages"][:, None] * told.exp()}  # [B, T], which TRL takes, too
+                return super().compute_loss(model, inputs | change, *arguments, **named)
+
+        trainer = Corrected(
             model=policy.model,
             reward_funcs=value,
             args=GRPOConfig(
@@ -176,10 +190,11 @@ class TrlTrainer(Trainer):
         }
 
 
-def feed(rows: list[TrainingRow], *, by_row: bool) -> dict[str, list[Any]]:
+def feed(rows: list[TrainingRow], told: list[Floats], *, by_row: bool) -> dict[str, list[Any]]:
     """What ``rollout_func`` returns for weighed rows; ``value`` goes to the reward function.
 
     Args:
+        told: For each row, what TRL is told to be its log-probabilities, as long as the row. Only trained tokens count.
         by_row: Whether TRL's loss is a mean over each row's tokens and then over rows; else it is over all trained tokens.
     """
     trained = [int(row.trained.sum()) for row in rows]
@@ -192,10 +207,11 @@ def feed(rows: list[TrainingRow], *, by_row: bool) -> dict[str, list[Any]]:
     starts = [int(row.trained.argmax()) for row in rows]
     stops = [int(np.flatnonzero(row.trained)[-1]) + 1 for row in rows]
     cut = list(zip(rows, starts, stops, strict=True))
+    known = [np.where(row.trained, values, 0.0) for row, values in zip(rows, told, strict=True)]
     fed: dict[str, list[Any]] = {
         "prompt_ids": [row.token_ids[:start].tolist() for row, start, _ in cut],
         "completion_ids": [row.token_ids[start:stop].tolist() for row, start, stop in cut],
-        "logprobs": [row.logprobs[start:stop].tolist() for row, start, stop in cut],
+        "logprobs": [values[start:stop].tolist() for values, start, stop in zip(known, starts, stops, strict=True)],
         "env_mask": [row.trained[start:stop].astype(int).tolist() for row, start, stop in cut],
         "value": found,
     }
@@ -205,6 +221,18 @@ def feed(rows: list[TrainingRow], *, by_row: bool) -> dict[str, list[Any]]:
         filler |= {"logprobs": [0.0], "env_mask": [0]}
         fed = {name: [*fed[name], extra] for name, extra in filler.items()} | {"value": [*found, -sum(found)]}
     return fed
+
+
+@torch.no_grad()
+def _log_correction(row: TrainingRow, policy: AdapterPolicy, cap: float) -> Floats:
+    """Logarithm of the truncated importance weight of every trained token, before the first update; as long as the row."""
+    (pack,) = pack_rows([row], row.token_ids.size, share=False)
+    targets = read_targets(pack, policy.device)
+    start = targets.logprobs(policy.forward(pack), policy.head).logprobs.clamp(min=MIN_LOGPROB)
+    weights = importance_weights(start, targets.engine_logprobs.clamp(min=MIN_LOGPROB), cap)
+    found = np.zeros(row.token_ids.size)
+    found[row.trained] = weights.log().cpu().numpy()
+    return found
 
 
 class _OurOptimizer(torch.optim.Optimizer):
@@ -249,15 +277,16 @@ def _loss_arguments(options: TrainOptions) -> dict[str, Any]:
 def _check(options: TrainOptions) -> None:
     given = options.model_dump()
     asked = [name for name, nothing in _UNSUPPORTED.items() if given[name] != nothing]
-    if PRESETS[options.algorithm].surrogate is clipped_importance or options.algorithm is Algorithm.GSPO:
-        asked += ["negative_advantage_cap"] if options.negative_advantage_cap is not None else []
+    capped_otherwise = PRESETS[options.algorithm].surrogate is clipped_importance or options.algorithm is Algorithm.GSPO
+    if options.negative_advantage_cap is not None and (capped_otherwise or options.importance_cap is not None):
+        asked.append("negative_advantage_cap" if capped_otherwise else "negative_advantage_cap beside importance_cap")
     if options.algorithm is Algorithm.CISPO and options.epsilon is not None:
         asked.append("epsilon")
     if asked:
         raise BadRequestError(
             f"trainer='trl' with algorithm={options.algorithm.value!r} cannot honour {', '.join(asked)}. Leave that out, or choose "
             "trainer='art'.",
-            param=f"options.{asked[0]}",
+            param=f"options.{asked[0].split()[0]}",
         )
 
 

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import safetensors.torch
 import torch
-from transformers import AutoModelForCausalLM
 
 from art.wire import Algorithm, LoraSpec, TrainOptions
 from art_backend.errors import BadRequestError
@@ -40,38 +39,33 @@ def groups(make_groups, make_row):
 
 
 def step_of(groups, step=1, **options):
-    return StepInput(groups, TrainOptions(**{"learning_rate": 1e-2, "importance_cap": None, **options}), step)
+    return StepInput(groups, TrainOptions(**{"learning_rate": 1e-2, **options}), step)
 
 
 def moments(output):
     return safetensors.torch.load_file(output.checkpoint / "optimizer.safetensors")["exp_avg"]
 
 
-@pytest.fixture
-def honest(groups, tiny_model_path):
-    """The same groups, with the log-probabilities of the model itself: TRL's update takes no others into account."""
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_path, dtype=torch.float32).eval()
-    for row in (row for group in groups for trajectory in group for row in trajectory.rows):
-        with torch.no_grad():
-            log_p = torch.log_softmax(model(torch.tensor([row.token_ids])).logits[0], -1)
-        for at in (i for i, sampled in enumerate(row.sampled) if sampled):
-            row.logprobs[at] = log_p[at - 1, row.token_ids[at]].item()
-    return groups
-
-
 @pytest.mark.parametrize("algorithm", [Algorithm.DAPO, Algorithm.DR_GRPO, Algorithm.GSPO, Algorithm.CISPO])
-def test_the_update_is_the_same_as_ours(setup, honest, tmp_path, algorithm):
+@pytest.mark.parametrize(
+    "options", [{"importance_cap": None}, {"importance_cap": 1.5}, {"importance_cap": 1.5, "epochs": 2}]
+)
+def test_the_update_is_the_same_as_ours(setup, groups, tmp_path, algorithm, options):
+    """The engine's log-probabilities are far from the policy's, in both directions."""
+    for at, row in enumerate(row for group in groups for trajectory in group for row in trajectory.rows):
+        row.logprobs = [logprob - at % 3 for logprob in row.logprobs]
     outputs = []
     for kind in ("art", "trl"):
         here = dataclasses.replace(setup, checkpoints=tmp_path / kind)
         seen: list[tuple[int, int]] = []
-        step = step_of(honest, trainer=kind, algorithm=algorithm, max_grad_norm=1e9)
+        step = step_of(groups, trainer=kind, algorithm=algorithm, max_grad_norm=1e9, **options)
         outputs.append(Trainers(here).train(step, lambda done, total, seen=seen: seen.append((done, total))))
         assert [done for done, _ in seen] == sorted(done for done, _ in seen)
         assert seen[-1][0] == pytest.approx(seen[-1][1], rel=0.2)
     ours, theirs = outputs
-    assert moments(ours).abs().max() > 1e-4
-    torch.testing.assert_close(moments(theirs), moments(ours), rtol=1e-3, atol=1e-6)
+    size = moments(ours).abs().max().item()
+    assert size > 2e-5
+    torch.testing.assert_close(moments(theirs), moments(ours), rtol=1e-3, atol=1e-3 * size)
     for name in ("loss/policy", "loss/grad_norm"):  # TRL's entropy is a mean of means over rows
         assert theirs.metrics[name] == pytest.approx(ours.metrics[name], rel=1e-3, abs=1e-6)
     for name in ("data/step_trainer_tokens", "data/step_num_trajectories_trained", "reward/mean", "loss/learning_rate"):
@@ -109,6 +103,7 @@ def test_epochs_without_a_signal_and_a_single_row(setup, make_row):
         ({"kl_coef": 0.1}, "kl_coef"),
         ({"entropy_coef": 0.1}, "entropy_coef"),
         ({"minibatches": 2}, "minibatches"),
+        ({"negative_advantage_cap": 2.0}, "negative_advantage_cap beside importance_cap"),
         ({"algorithm": "cispo", "negative_advantage_cap": 2.0}, "negative_advantage_cap"),
         ({"algorithm": "cispo", "epsilon": 0.2}, "epsilon"),
     ],
@@ -116,7 +111,7 @@ def test_epochs_without_a_signal_and_a_single_row(setup, make_row):
 def test_what_it_cannot_honour_is_refused(setup, groups, options, name):
     with pytest.raises(BadRequestError, match=f"cannot honour {name}.*trainer='art'") as caught:
         Trainers(setup).train(step_of(groups, trainer="trl", **options))
-    assert caught.value.param == f"options.{name}"
+    assert caught.value.param == f"options.{name.split()[0]}"
 
 
 def test_without_trl_one_line_says_what_to_install(setup, groups, monkeypatch):
