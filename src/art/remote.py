@@ -94,7 +94,7 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
         self._client: ControlClient | None = ControlClient(url, key, reconnect_s=reconnect_s)
         self._gpu_cost_per_hour_usd = gpu_cost_per_hour_usd
         self._report: asyncio.Task[None] | None = None
-        """Tells what the service is starting."""
+        """Reports what the service is starting."""
         self._steps: dict[tuple[str, str], int] = {}
         self._results: dict[tuple[str, str], WireTrainResult] = {}
 

@@ -1,5 +1,4 @@
-"""What a service does until its models can answer, told as it happens: preparing a base model and starting an engine take up
-to minutes."""
+"""Reports what a service does until its models can answer: preparing a base model or starting an engine can take minutes."""
 
 import asyncio
 import time
@@ -34,7 +33,7 @@ class StartReport:
         while True:
             try:
                 health = await self._ask()
-            except BackendError:  # whoever needs the service is told
+            except BackendError:  # whoever needs the service gets the error
                 return
             doing = {f"base model {name}": line for name, line in health.preparing.items()}
             # The lines of an engine's log are for those who look for a fault.

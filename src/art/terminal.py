@@ -1,8 +1,10 @@
 """Text for a terminal: broken between words, without control characters that it would obey."""
 
+import shlex
 import shutil
 import sys
 import textwrap
+from pathlib import Path
 from typing import TextIO
 
 
@@ -22,7 +24,7 @@ def say_error(message: str) -> None:
 
 
 def terminal_width() -> int:
-    """Columns of the terminal; 80 where there is none."""
+    """Columns of the terminal; 80 without one."""
     return shutil.get_terminal_size().columns
 
 
@@ -55,3 +57,8 @@ def visible(text: str) -> str:
     kept = text.replace("\r\n", "\n")
     shown = "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in kept)
     return shown.expandtabs(4)
+
+
+def path_option(directory: Path) -> str:
+    """The option with which ``art runs`` and ``art show`` find the models in ``directory``; empty for the default one."""
+    return "" if directory.resolve() == Path(".art").resolve() else f" --path {shlex.quote(str(directory))}"

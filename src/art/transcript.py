@@ -4,11 +4,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel
 
 from art.terminal import indent, visible, wrap
-from art.trajectories import Trajectory, get_messages
+from art.trajectories import Trajectory, get_messages, is_choice
 
 
 def write_transcript(trajectory: Trajectory, width: int = 80) -> str:
@@ -24,13 +23,13 @@ def write_transcript(trajectory: Trajectory, width: int = 80) -> str:
       Hi.
     """
     conversations = [trajectory, *trajectory.additional_histories]
-    told = [_messages(one.messages_and_choices) for one in conversations]
+    shown = [_messages(one.messages_and_choices) for one in conversations]
     parts: list[str] = []
-    for i, messages in enumerate(told):
-        shared, twin = _shared(messages, told[:i])
-        if len(told) > 1:
+    for i, messages in enumerate(shown):
+        shared, twin = _shared(messages, shown[:i])
+        if len(shown) > 1:
             begins = f", begins with the first {shared} messages of conversation {twin + 1}" if shared else ""
-            parts.append("\n".join(wrap(f"── conversation {i + 1} of {len(told)}{begins}", width)))
+            parts.append("\n".join(wrap(f"── conversation {i + 1} of {len(shown)}{begins}", width)))
         parts += ["\n".join(_message_lines(message, width)) for message in messages[shared:]]
     if trajectory.metadata:
         parts.append("\n".join(["metadata", *indent(json.dumps(trajectory.metadata, ensure_ascii=False), width)]))
@@ -52,8 +51,9 @@ def _messages(items: Sequence[Any]) -> list[dict[str, Any]]:
     """As ``get_messages``, with the reasoning of sampled messages beside their content."""
     messages = cast(list[dict[str, Any]], get_messages(list(items)))
     for item, message in zip(items, messages, strict=True):
-        if isinstance(item, Choice):
-            fields = cast(Mapping[str, Any], item.message.model_dump(mode="json"))
+        if is_choice(item):
+            said: Any = (vars(item) if isinstance(item, BaseModel) else item)["message"]
+            fields = cast(Mapping[str, Any], said.model_dump(mode="json") if isinstance(said, BaseModel) else said)
             message["reasoning_content"] = fields.get("reasoning_content") or fields.get("reasoning")
     return messages
 
@@ -103,7 +103,7 @@ def _text(content: Any) -> str:
             parts = json.loads(content)
         except json.JSONDecodeError:
             return content
-    found = [told for part in cast(Sequence[Any], parts) if (told := _part(part)) is not None]
+    found = [text for part in cast(Sequence[Any], parts) if (text := _part(part)) is not None]
     return "\n".join(found) if len(found) == len(parts) else str(content)
 
 

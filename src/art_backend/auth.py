@@ -13,6 +13,7 @@ from pathlib import Path
 
 from art_backend.errors import ForbiddenError, StorageFailedError, UnauthorizedError
 from art_backend.gateway.ports import Identity
+from art_backend.private import private_file
 from art_backend.store.captures import CaptureStore
 
 SECRET_BYTES = 32
@@ -93,7 +94,7 @@ def _load_secret(path: Path) -> bytes:
     path.parent.mkdir(parents=True, exist_ok=True)
     secret = secrets.token_bytes(SECRET_BYTES)
     partial = path.with_suffix(".partial")
-    partial.touch(mode=0o600)
+    private_file(partial)
     partial.write_bytes(secret)
     partial.replace(path)
     return secret

@@ -43,5 +43,5 @@ class Background:
 async def _logged(work: Callable[[], Awaitable[None]], message: str) -> None:
     try:
         await work()
-    except Exception:  # noqa: BLE001 — nobody awaits the task, so the log is where its failure is told
+    except Exception:  # noqa: BLE001 — nobody awaits the task, so the log is where its failure shows
         _log.exception("%s", message)

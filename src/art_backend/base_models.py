@@ -119,7 +119,7 @@ def describe_source(name: str, *, cache: Path | None = None) -> str:
     """Where ``find_base_model`` would take a model from, in words, without downloading or preparing anything.
 
     Raises:
-        ModelNotAvailableError: Nowhere, as far as can be told without trying; the message lists what was tried.
+        ModelNotAvailableError: No source seems to have it; the message lists what was tried.
     """
     if Path(name).expanduser().is_dir():
         return f"here: {find_base_model(name)}"

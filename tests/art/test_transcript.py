@@ -104,3 +104,9 @@ def test_parts_and_silence_are_told():
         "user\n  as a log keeps it",
         'user\n  [{"a": 1}]',
     ]
+
+
+def test_reasoning_of_a_choice_that_became_a_dict(make_choice):
+    choice = make_choice("Yes.", message={"reasoning_content": "It rains."}).model_dump()
+    shown = write_transcript(art.Trajectory(messages_and_choices=[QUESTION, choice]))
+    assert "  (thinking)\n  It rains.\n  (end of thinking)\n  Yes." in shown

@@ -233,6 +233,7 @@ def _directory(path: Path) -> Finding:
 
 def _print(findings: list[Finding]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     marks = {"ok": "[green]✓[/green]", "missing": "[yellow]–[/yellow]", "problem": "[red]✗[/red]"}
@@ -241,12 +242,6 @@ def _print(findings: list[Finding]) -> None:
     table.add_column(max_width=16, overflow="fold")
     table.add_column(overflow="fold")
     for finding in findings:
-        remedy = f"\n[bold]{_escape(finding.remedy)}[/bold]" if finding.remedy else ""
-        table.add_row(marks[finding.state], finding.name, _escape(finding.detail) + remedy)
+        remedy = f"\n[bold]{escape(finding.remedy)}[/bold]" if finding.remedy else ""
+        table.add_row(marks[finding.state], finding.name, escape(finding.detail) + remedy)
     Console(highlight=False).print(table)
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

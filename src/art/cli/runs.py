@@ -77,7 +77,7 @@ def runs(path: SearchedPath = Path(".art"), json: JsonOption = False) -> None:
 
 
 def find_history(model: str, path: Path) -> History:
-    """The model of this name, with or without its project. Ends the command where there is none, or several."""
+    """The model of this name, with or without its project. Fails unless exactly one matches."""
     histories = find_histories(path)
     found = [history for history in histories if model in (history.title, history.directory.name)]
     if len(found) != 1:

@@ -1,7 +1,6 @@
 """``art show``: how a model's metrics went, what its rollouts were worth, and what the agent said in one of them."""
 
 import difflib
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import typer
 
 from art.cli.runs import History, SearchedPath, find_history, sparkline_of
 from art.cli.targets import BackendOption, JsonOption, KeyOption, fail, print_json
+from art.terminal import path_option
 
 if TYPE_CHECKING:
     from art.trajectories import Trajectory, TrajectoryGroup
@@ -81,15 +81,10 @@ def _show_metrics(history: History, metric: list[str] | None, path: Path, *, jso
     console.print(str(history.directory), soft_wrap=True, markup=False)
     if steps := _logged_steps(history).get("train"):
         console.print(
-            f"Read what the agent said: art show {history.title} {steps[-1]}{_path_option(path)}",
+            f"Read what the agent said: art show {history.title} {steps[-1]}{path_option(path)}",
             soft_wrap=True,
             markup=False,
         )
-
-
-def _path_option(path: Path) -> str:
-    """What a command needs to find the same models."""
-    return "" if path == Path(".art") else f" --path {shlex.quote(str(path))}"
 
 
 def _unknown_metric(name: str, history: History) -> str:
@@ -142,6 +137,7 @@ def _show_rollouts(
     history: History, split: str, step: int, groups: "list[TrajectoryGroup]", path: Path, *, json: bool
 ) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from art.transcript import last_words
@@ -165,12 +161,12 @@ def _show_rollouts(
         for trajectory in group:
             number += 1
             count = str(len(trajectory.messages_and_choices) or "–")
-            table.add_row(str(number), str(g), f"{trajectory.reward:+.3f}", count, _escape(last_words(trajectory)))
+            table.add_row(str(number), str(g), f"{trajectory.reward:+.3f}", count, escape(last_words(trajectory)))
     console.print(table)
     for g, group in enumerate(groups, 1):
         for failure in group.exceptions:
             console.print(f"group {g}: a rollout failed: {failure.message or failure.type}", markup=False)
-    option = ("" if split == "train" else f" --split {split}") + _path_option(path)
+    option = ("" if split == "train" else f" --split {split}") + path_option(path)
     console.print(f"Read one: art show {history.title} {step} ROLLOUT{option}", soft_wrap=True, markup=False)
 
 
@@ -219,9 +215,3 @@ def _fetch(trajectory: "Trajectory", backend: str | None, api_key: str | None, p
 def _as_json(trajectory: "Trajectory") -> dict[str, Any]:
     further = [one.messages() for one in trajectory.additional_histories]
     return {**trajectory.for_logging(), "additional_histories": further, "rollout_id": trajectory.rollout_id}
-
-
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import shlex
 import statistics
 import sys
 from collections import deque
@@ -22,7 +21,7 @@ from art.loop.signs import DISTINCT, ENTROPY, USED
 from art.loop.training import Evaluated, StepReport
 from art.metrics_taxonomy import is_trainable
 from art.progress import MessageStream
-from art.terminal import break_lines
+from art.terminal import break_lines, path_option
 from art.trajectories import Trajectory
 
 _RECENT = 5
@@ -221,9 +220,7 @@ class LoopDisplay:
 
 def where_to_look(model: AnyTrainableModel, step: int) -> list[str]:
     """The commands that show what a run did."""
-    directory = Path(model.base_path)
-    option = "" if directory.resolve() == Path(".art").resolve() else f" --path {shlex.quote(str(directory))}"
-    name = f"{model.project}/{model.name}"
+    name, option = f"{model.project}/{model.name}", path_option(Path(model.base_path))
     read = f"Read what the agent said: art show {name} {step}{option}"
     return [f"See how it went: art show {name}{option}", *([read] if step else [])]
 

@@ -31,7 +31,7 @@ class Signs:
 
     def __init__(self, history: Iterable[Mapping[str, Any]] = ()) -> None:
         self._series: dict[str, list[float]] = {"used": [], DISTINCT: [], ENTROPY: []}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         for row in history:
             if "train/reward" in row:  # others are of evaluations, or of learning from examples
                 self._append(row)
@@ -44,7 +44,7 @@ class Signs:
         return found
 
     def warnings(self) -> list[str]:
-        """What is worth a look now and was not told before."""
+        """New signs, one sentence each; every sign is reported once."""
         found: list[str] = []
         used = self._series["used"][-_WINDOW:]
         if len(used) == _WINDOW and statistics.fmean(used) < _FEW_USED and self._first("used"):
@@ -70,8 +70,8 @@ class Signs:
         return found
 
     def _first(self, name: str) -> bool:
-        known = name in self._told
-        self._told.add(name)
+        known = name in self._reported
+        self._reported.add(name)
         return not known
 
     def _append(self, metrics: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 1. Render ``[user, assistant]`` and ``[user, assistant, *new messages]``. The first must be a prefix of the second, up to the
    token that closes the assistant's turn, but for numbers: a template that counts messages rewrites nothing that was said. It
-   is enough if this holds with reasoning, or without: some templates show the last answer's, even where there is none.
+   is enough if this holds with reasoning, or without: some templates write the last answer's, even an empty one.
 2. The closing token is one of the tokenizer's added tokens: text is cut there before it is tokenised, so the ids that follow do
    not depend on what stands before. If the model sampled the closing token it is not repeated; if it did not (a completion cut
    short), it is part of the new ids, as observed.

@@ -91,8 +91,8 @@ class ProjectLimits:
 
     Args:
         calls: Most completions of one project that are sampled at the same time.
-        queue: Most completions of one project that wait beside them; further calls are told to come back.
-        timeout_s: How long one call waits before it is told to come back.
+        queue: Most completions of one project that wait beside them; further calls get a ``BusyError``.
+        timeout_s: How long one call waits before it gets a ``BusyError``.
     """
 
     def __init__(self, calls: int = MAX_CALLS, queue: int = MAX_QUEUE, timeout_s: float = 900.0) -> None:

@@ -9,7 +9,7 @@ from art_backend.gateway.response_items import write_calls, write_message, write
 from art_backend.gateway.toolbox import Aliases
 
 _GROWING = {"function_call": "arguments", "custom_tool_call": "input"}
-"""Types of calls that are told bit by bit, with the field that grows."""
+"""Types of calls whose arguments are streamed, with the field that holds them."""
 
 
 class EventWriter:

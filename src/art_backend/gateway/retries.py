@@ -3,7 +3,7 @@
 There are two kinds of evidence that a request was sent before:
 
 - A retry header. It says so, but not which request it repeats: several agents may have sent the same. So a retry gets an answer that
-  was made and could not be delivered, each of those once, and a new one if there is none.
+  was made and could not be delivered, each of those once, or else a new one.
 - An idempotency key. It names the request, so whoever sends the same body with it gets its answer, as often as it asks.
 """
 

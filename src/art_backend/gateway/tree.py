@@ -164,7 +164,7 @@ class Tree:
     """All prompts and turns of one rollout."""
 
     shared: bool = False
-    """Whether the conversations in it are several agents', of which none must be shown what another's model thought."""
+    """Whether the conversations in it are those of several agents, which must not see each other's reasoning."""
     turns: dict[str, Turn] = field(default_factory=dict[str, Turn])
     prompts: dict[str, Prompt] = field(default_factory=dict[str, Prompt])
     size: int = 0

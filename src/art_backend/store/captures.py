@@ -23,7 +23,7 @@ from art_backend.errors import NotFoundError
 from art_backend.gateway.setting import Setting
 from art_backend.gateway.tree import Prompt, Tree, Turn
 from art_backend.store.clock import SteadyClock
-from art_backend.store.database import transaction
+from art_backend.store.database import add_column, transaction
 from art_backend.training.sequences import build_rows
 
 IDS_IN_MEMORY = 20_000_000
@@ -67,8 +67,7 @@ class CaptureStore:
         self._db = connection
         self._db.executescript(_SCHEMA)
         self._clock = SteadyClock(connection)
-        if "setting" not in {row["name"] for row in self._db.execute("PRAGMA table_info(prompts)")}:
-            self._db.execute("ALTER TABLE prompts ADD COLUMN setting TEXT")
+        add_column(connection, "prompts", "setting", "TEXT")
         self._recent: OrderedDict[str, Tree] = OrderedDict()
         self._in_use: weakref.WeakValueDictionary[str, Tree] = weakref.WeakValueDictionary()
         self._owners: dict[bytes, RolloutInfo] = {}
