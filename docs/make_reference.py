@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "docs" / "reference"
 
 PAGES: dict[str, tuple[str, list[str]]] = {
-    "models": ("Models", ["art.model", "art.rollout"]),
+    "models": ("Models", ["art.model", "art.model_log", "art.rollout"]),
     "trajectories": (
         "Trajectories and capture",
         [
@@ -49,7 +49,7 @@ PAGES: dict[str, tuple[str, list[str]]] = {
             "art.experiment.seeds",
         ],
     ),
-    "backends": ("Backends", ["art.backend", "art.local.backend", "art.remote"]),
+    "backends": ("Backends", ["art.backend", "art.local.backend", "art.remote", "art.service_calls"]),
     "rewards": ("Rewards", ["art.rewards.ruler", "art.rewards.reward_model", "art.wire.rewards"]),
     "metrics": (
         "Metrics, costs, loggers, evaluation",

@@ -6,21 +6,15 @@ import os
 import time
 import uuid
 import warnings
-from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Self, Unpack, cast
+from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from art.backend import AnyModel, AnyTrainableModel, EngineWatch, MetricSink, RolloutSource
+from art.backend import AnyModel, AnyTrainableModel
 from art.control import ControlClient, path_of
 from art.dev.openai_server import OpenAIServerConfig
 from art.dev.train import TrainConfig as TrainOptionKeywords
 from art.dev.train import TrainSFTConfig as SFTOptionKeywords
-from art.errors import (
-    BackendError,
-    BadRequestError,
-    JobInterruptedError,
-    NotFoundError,
-    from_api_error,
-)
+from art.errors import BackendError, BadRequestError, JobInterruptedError, NotFoundError, from_api_error
 from art.failures import remember_service
 from art.metrics_taxonomy import (
     TRAIN_GRADIENT_STEPS_KEY,
@@ -32,6 +26,7 @@ from art.model_spec import build_registration
 from art.progress import show_training
 from art.references import build_examples, build_train_groups, check_kind
 from art.renamed import renamed
+from art.service_calls import ServiceCalls
 from art.starting import StartReport
 from art.terminal import say
 from art.train_options import build_options, build_sft_options, check_names
@@ -39,26 +34,18 @@ from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import LocalTrainResult, TrainConfig, TrainSFTConfig
 from art.wire import (
     API_PREFIX,
-    Checkpoint,
     CheckpointList,
-    CreateRollout,
     Health,
     Job,
     JobState,
-    MetricHistory,
-    MetricRow,
     ModelInfo,
-    PruneCheckpoints,
-    RolloutInfo,
-    RolloutRows,
-    RolloutTree,
     TrainRequest,
     TrainSftRequest,
 )
 from art.wire import TrainResult as WireTrainResult
 
 if TYPE_CHECKING:
-    from art.model import Model, TrainableModel
+    from art.model import TrainableModel
 
 REGISTER_TIMEOUT_S = 3600.0
 """Registering loads the base model, which for a big one takes long; a dead backend is noticed at once all the same."""
@@ -67,7 +54,7 @@ SUBMIT_TIMEOUT_S = 600.0
 RESUBMISSIONS = 2
 
 
-class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
+class RemoteBackend(ServiceCalls):
     """A backend behind a URL.
 
     Args:
@@ -91,18 +78,12 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
         reconnect_s: float = 600.0,
     ) -> None:
         key = os.environ.get("ART_API_KEY", "") if api_key is None else api_key
-        self._client: ControlClient | None = ControlClient(url, key, reconnect_s=reconnect_s)
+        super().__init__(ControlClient(url, key, reconnect_s=reconnect_s))
         self._gpu_cost_per_hour_usd = gpu_cost_per_hour_usd
         self._report: asyncio.Task[None] | None = None
         """Reports what the service is starting."""
         self._steps: dict[tuple[str, str], int] = {}
         self._results: dict[tuple[str, str], WireTrainResult] = {}
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Nothing stays open between calls; the service goes on running."""
@@ -125,10 +106,6 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
 
         if isinstance(model, TrainableModel):
             await self._register(model)
-
-    async def get_model(self, project: str, name: str) -> ModelInfo:
-        """What the service knows about a model."""
-        return await (await self._control()).get(path_of(project, name), ModelInfo)
 
     async def open_model(self, project: str, name: str, step: int | None = None) -> "TrainableModel[Any, Any]":
         """A model that the service knows, ready to be called and trained, without saying again what it is.
@@ -173,13 +150,6 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
         """
         self._steps.pop((project, name), None)
         return await (await self._control()).delete(path_of(project, name), ModelInfo)
-
-    async def get_health(self) -> Health:
-        return await (await self._control()).get(f"{API_PREFIX}/health", Health)
-
-    async def engine_is_starting(self) -> bool:
-        processes = (await self.get_health()).processes
-        return any(process.name.startswith("engine ") and process.state == "starting" for process in processes)
 
     def supports_automatic_train_step_metrics(self) -> bool:
         return True
@@ -226,22 +196,6 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
         step = (await self.get_model(model.project, model.name)).step
         self._steps[model.project, model.name] = step
         return step
-
-    # Rollouts
-
-    async def create_rollout(self, model: AnyTrainableModel, step: int | None) -> tuple[str, str, str]:
-        control = await self._control()
-        wanted = CreateRollout(project=model.project, model=model.name, step=step)
-        info = await control.post(f"{API_PREFIX}/rollouts", wanted, RolloutInfo)
-        return info.id, control.url + info.base_path, info.api_key
-
-    async def get_rollout(self, rollout_id: str) -> RolloutTree:
-        """A rollout and everything that was captured in it."""
-        return await (await self._control()).get(f"{API_PREFIX}/rollouts/{rollout_id}", RolloutTree)
-
-    async def get_rollout_rows(self, rollout_id: str) -> RolloutRows:
-        """The captured tokens of a rollout, as training sees them."""
-        return await (await self._control()).get(f"{API_PREFIX}/rollouts/{rollout_id}/trajectory", RolloutRows)
 
     # Training
 
@@ -396,7 +350,7 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
         )
         yield (await self._finish_job(model, request, verbose)).metrics
 
-    # Checkpoints and metrics
+    # Checkpoints
 
     async def _experimental_fork_checkpoint(
         self,
@@ -440,36 +394,3 @@ class RemoteBackend(MetricSink, RolloutSource, EngineWatch):
         model.inference_model_name = self._model_inference_name(model)
         if verbose:
             say(f"{model.name} begins as {project}/{from_model} at step {info.step}")
-
-    async def list_checkpoints(self, model: AnyTrainableModel) -> list[Checkpoint]:
-        path = path_of(model.project, model.name, "checkpoints")
-        return (await (await self._control()).get(path, CheckpointList)).checkpoints
-
-    async def _delete_checkpoint_files(self, model: AnyTrainableModel, steps_to_keep: list[int]) -> None:
-        path = path_of(model.project, model.name, "checkpoints", "prune")
-        await (await self._control()).post(path, PruneCheckpoints(keep=steps_to_keep), CheckpointList)
-
-    async def get_metrics(self, project: str, name: str) -> list[MetricRow]:
-        """The metric history that the service keeps of a model."""
-        return (await (await self._control()).get(path_of(project, name, "metrics"), MetricHistory)).rows
-
-    async def record_metrics(
-        self, model: "Model[Any, Any]", metrics: Mapping[str, float], *, split: str, step: int
-    ) -> None:
-        if not model.trainable:  # the service does not know it, and may not even run
-            return
-        row = MetricRow(step=step, split=split, metrics=dict(metrics))
-        try:
-            control = await self._control()
-            await control.post(path_of(model.project, model.name, "metrics"), MetricHistory(rows=[row]), MetricHistory)
-        except BackendError as error:
-            say(
-                f"warning: the metrics of step {step} are in history.jsonl, but could not be sent to the backend: {error}"
-            )
-
-    async def _control(self) -> ControlClient:
-        """The client of a running service that speaks our protocol."""
-        if self._client is None:
-            raise BackendError("The backend is closed.", 503)
-        await self._client.check_version()
-        return self._client

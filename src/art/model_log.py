@@ -1,0 +1,222 @@
+"""A model as it is logged: its fields, its state on disk, its rows of metrics."""
+
+import time
+import warnings
+from abc import abstractmethod
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from contextvars import Token
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, cast
+
+from pydantic import BaseModel, ConfigDict, PrivateAttr
+from typing_extensions import TypeVar
+
+from art import log_rows, step_log
+from art.backend import Backend, MetricSink
+from art.errors import ConflictError
+from art.loggers import Logger, check_names, open_logger, wanted
+from art.metrics import MetricsBuilder
+from art.state import deep_merge, dump_json, held_alone, locked, read_json, write_json, writing
+from art.trajectories import Trajectory, TrajectoryGroup
+from art.utils.output_dirs import get_output_dir_from_model_properties
+
+if TYPE_CHECKING:
+    from art.loggers.wandb import WandbLogger
+
+ModelConfig = TypeVar("ModelConfig", bound=BaseModel | None, default=Any)
+StateType = TypeVar("StateType", bound=Mapping[str, Any], default=dict[str, Any])
+
+
+class LoggedModel(BaseModel, Generic[ModelConfig, StateType]):
+    """The fields of a model, and what it writes to ``{base_path}/{project}/models/{name}`` and to its loggers."""
+
+    model_config = ConfigDict(protected_namespaces=())
+
+    name: str
+    project: str
+    entity: str | None = None
+    id: str | None = None
+    run_id: str | None = None
+    config: ModelConfig = cast(ModelConfig, None)
+    """Free for the caller, stored with the model."""
+    trainable: bool = False
+    inference_api_key: str | None = None
+    inference_base_url: str | None = None
+    inference_model_name: str | None = None
+    base_path: str = ".art"
+    """Where everything that is logged lies: ``{base_path}/{project}/models/{name}``."""
+    report_metrics: list[str] | None = None
+    """Loggers beside ``history.jsonl``: ``"mlflow"``, ``"tensorboard"``, ``"trackio"``, ``"wandb"``. ``None``: W&B if
+    ``WANDB_API_KEY`` is set; ``[]``: none."""
+
+    _backend: Backend | None = PrivateAttr(default=None)
+    _builder: MetricsBuilder | None = PrivateAttr(default=None)
+    _loggers: dict[str, Logger] = PrivateAttr(default_factory=dict[str, Logger])
+    _created: float = PrivateAttr(default=0.0)
+    _last_train_log: float = PrivateAttr(default=0.0)
+    _last_train_step: int | None = PrivateAttr(default=None)
+
+    def __init__(self, **data: Any) -> None:
+        super().__init__(**data)
+        check_names(self.report_metrics)
+        self._created = time.time()
+        self._last_train_log = time.monotonic()
+
+    @abstractmethod
+    async def get_step(self) -> int:
+        """The policy version that rows are logged for."""
+
+    # State
+
+    def overwrite_state(self, state: StateType) -> None:
+        """Replace ``state.json``."""
+        path = self._path("state.json")
+        with locked(path):
+            write_json(path, state)
+
+    def read_state(self) -> StateType | None:
+        """What ``state.json`` holds; ``None`` if there is none."""
+        return cast(StateType | None, read_json(self._path("state.json")))
+
+    def merge_state(self, state: StateType) -> StateType:
+        """Merge into ``state.json``, nested dicts too, and return the result."""
+        path = self._path("state.json")
+        with locked(path):
+            dump_json(path, state)  # what cannot be stored is told before anything is merged
+            merged = deep_merge(read_json(path) or {}, state)
+            write_json(path, merged)
+        return cast(StateType, merged)
+
+    @contextmanager
+    def trained_alone(self) -> Generator[None]:
+        """Hold the model's training against other loops that log to the same directory.
+
+        Raises:
+            ConflictError: Another one holds it.
+        """
+        refusal = ConflictError(
+            f"Model {self.name!r} of project {self.project!r} is being trained already, by another call or process that "
+            f"logs to {self._path()}. Wait for its end or stop it, or train a model of another name.",
+            409,
+        )
+        with held_alone(self._path("train"), refusal):
+            yield
+
+    def write_state(self, state: StateType) -> None:
+        """Deprecated: ``overwrite_state`` or ``merge_state``."""
+        warnings.warn(
+            "write_state is deprecated: write overwrite_state or merge_state.", DeprecationWarning, stacklevel=2
+        )
+        self.overwrite_state(state)
+
+    # Metrics
+
+    def metrics_builder(self, cost_context: str | None = None) -> MetricsBuilder:
+        """The builder of a context; ``None``: of ``"train"``. Totals go on from ``state.json``."""
+        if self._builder is None:
+            self._builder = MetricsBuilder("train")
+            if (stored := (self.read_state() or cast(StateType, {})).get(step_log.TOTALS)) is not None:
+                self._builder.load_state_dict(stored)
+        return self._builder if cost_context is None else self._builder.for_cost_context(cost_context)
+
+    def activate_metrics_context(self, cost_context: str) -> "Token[MetricsBuilder | None]":
+        """Book costs in ``cost_context`` from now on. Undo with ``token.var.reset(token)``."""
+        return self.metrics_builder(cost_context).activate()
+
+    async def log(
+        self,
+        trajectories: Iterable[TrajectoryGroup] | Iterable[Trajectory | BaseException] | None = None,
+        split: str = "val",
+        *,
+        metrics: Mapping[str, float] | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Write trajectories to ``trajectories/{split}/{step}.parquet`` and one row of metrics to ``history.jsonl``.
+
+        Args:
+            trajectories: Groups, or loose trajectories and exceptions.
+            split: What they are for: ``"train"``, ``"val"``, ``"test"`` or a name of your own.
+            metrics: Further metrics of the row; they win over averages of the same name.
+            step: The policy version; ``None`` asks the backend.
+
+        Raises:
+            TypeError: Groups and trajectories are mixed, or something has a wrong type, such as a reward that is no number; the
+                message names it.
+            ValueError: ``split`` or a metric has a name that cannot be used.
+            OSError: The files could not be written. Nothing was counted, so that the same call may be made again.
+        """
+        if trajectories is None and metrics is None:
+            return
+        groups = None if trajectories is None else log_rows.as_groups(trajectories)
+        given = dict(metrics or {})
+        log_rows.check_content(groups or [], given)
+        if step is None:
+            step = await self.get_step() if self.trainable else 0
+        step = step_log.check_place(split, step)
+        builder = self.metrics_builder("eval" if split in ("val", "test") else split)
+        last = self._last_train_log, self._last_train_step
+        try:
+            with builder.kept_on_failure(), writing(f"Logging step {step} of model {self.name!r}", self._path()):
+                given = {**self._automatic_metrics(split, step, given), **given}
+                built = await step_log.build_row(builder, groups, split, given)
+                row = log_rows.prefix(built, split)
+                if groups is not None:
+                    step_log.write_trajectories(self._path(), groups, split, step)
+                written = row if row or groups is not None else None
+                step_log.write_row(self._path(), written, builder, step, self._stamps(step))
+        except BaseException:
+            self._last_train_log, self._last_train_step = last
+            raise
+        if written is not None:
+            self._report_row(row, step)
+        await self._send_to_backend(row, split, step)
+
+    def _automatic_metrics(self, split: str, step: int, given: Mapping[str, float]) -> dict[str, float]:
+        """Wall time since the last training step was logged, and what the devices cost in it."""
+        supports = getattr(self._backend, "supports_automatic_train_step_metrics", None)
+        if split != "train" or not callable(supports) or not supports() or step == self._last_train_step:
+            return {}
+        now = time.monotonic()
+        wall_s = now - self._last_train_log
+        self._last_train_log, self._last_train_step = now, step
+        found = {"time/step_wall_s": wall_s}
+        rate = getattr(self._backend, "automatic_gpu_cost_per_hour_usd", None)
+        if callable(rate) and (hourly := rate(self)) is not None:
+            found["costs/gpu"] = wall_s * float(cast(Any, hourly)) / 3600
+        return {key: value for key, value in found.items() if key not in given}
+
+    def _report_row(self, row: Mapping[str, float], step: int) -> None:
+        for kind in wanted(self.report_metrics):
+            self._logger(kind).log({**row, **self._stamps(step)}, step)
+
+    def _stamps(self, step: int) -> dict[str, float]:
+        return {"training_step": float(step), "time/wall_clock_sec": max(0.0, time.time() - self._created)}
+
+    def update_wandb_config(self, update: dict[str, Any]) -> None:
+        """Merge into the config of the model's W&B run. Values may be repeated, not changed.
+
+        Raises:
+            TypeError: Not a dict.
+            ValueError: A value would change; the message names its path.
+        """
+        self._wandb_logger().update_config(update)
+
+    def _get_wandb_run(self) -> Any:
+        """The model's W&B run; ``None`` without ``WANDB_API_KEY`` unless W&B is offline."""
+        return self._wandb_logger().run()
+
+    def _wandb_logger(self) -> "WandbLogger":
+        return cast("WandbLogger", self._logger("wandb"))
+
+    def _logger(self, kind: str) -> Logger:
+        if kind not in self._loggers:
+            self._loggers[kind] = open_logger(kind, self.project, self.name, self._path())
+        return self._loggers[kind]
+
+    async def _send_to_backend(self, row: Mapping[str, float], split: str, step: int) -> None:
+        if row and isinstance(self._backend, MetricSink):
+            await self._backend.record_metrics(cast(Any, self), log_rows.finite(row), split=split, step=step)
+
+    def _path(self, *parts: str) -> Path:
+        return Path(get_output_dir_from_model_properties(self.project, self.name, self.base_path), *parts)
