@@ -9,7 +9,7 @@ and so are its ids.
 import json
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from transformers import AddedToken, PreTrainedTokenizerFast
@@ -19,7 +19,7 @@ from art_backend.gateway.setting import Message
 
 
 class ControlTokenGuard:
-    """Guards the texts of messages and tools for one tokenizer, which gets one more token for it.
+    """Guards the texts of messages, tools and template arguments for one tokenizer, which gets one more token for it.
 
     Control tokens are the special ones, and of the other added tokens those that the chat template writes.
     """
@@ -52,6 +52,10 @@ class ControlTokenGuard:
         if self._others is None or not self._spells(json.dumps(list(tools), ensure_ascii=False), self._others):
             return list(tools)
         return self._guard(list(tools), self._others)
+
+    def guard_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Guard all texts of a chat template's arguments: documents are among them."""
+        return {name: self._guard(value, self._others) for name, value in arguments.items()}
 
     def without_guards(self, ids: list[int]) -> list[int]:
         """The ids of a guarded text."""

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,8 @@ class ChatRenderer:
 
     def _hand_written(self, setting: Setting) -> Renderer | None:
         """The renderer of this model's family for a setting."""
-        return self._family and self._family.renderer_of(setting)
+        guarded = replace(setting, arguments=self._guard.guard_arguments(setting.arguments))
+        return self._family and self._family.renderer_of(guarded)
 
     def _check_arguments(self, setting: Setting) -> None:
         """Raise BadRequestError for an argument that would have no effect, or that is not the caller's to give."""
@@ -363,7 +365,7 @@ class ChatRenderer:
                 tools=shown,  # pyright: ignore[reportArgumentType]
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
-                **{"strftime_now": setting.strftime_now, **setting.arguments},
+                **{"strftime_now": setting.strftime_now, **self._guard.guard_arguments(setting.arguments)},
             )
         if not isinstance(text, str):
             raise TypeError(f"the chat template gave {type(text).__name__}")

@@ -12,6 +12,7 @@ from tokenizers import normalizers
 
 from art_backend.gateway.families import Family
 from art_backend.gateway.render import ChatRenderer
+from art_backend.gateway.setting import Setting
 
 CHATML = Template(CHAT_TEMPLATE, marks=("<tool_call>", "</tool_call>", "<think>", "</think>"))
 _QWEN = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
@@ -50,10 +51,12 @@ TEMPLATES = {"ChatML": CHATML, "Mistral": MISTRAL, "Llama": LLAMA, "Qwen-Coder":
 KINDS = [*TEMPLATES, *FAMILIES]
 
 
-def build(kind, normalizer=None):
+def build(kind, normalizer=None, *, documents=False):
     """A renderer, and the marks whose ids are control tokens."""
     template = TEMPLATES.get(kind) or FAMILIES[kind]
     tokenizer = with_template(template)
+    if documents:
+        tokenizer.chat_template = "{{ documents }}" + tokenizer.chat_template
     tokenizer.backend_tokenizer.normalizer = normalizer
     known = None
     if kind in FAMILIES:
@@ -122,6 +125,22 @@ def test_control_tokens_in_texts_are_plain_text(kind):
             assert texts[0].strip() in shown or json.dumps(texts[0], ensure_ascii=False) in shown
 
     check()
+
+
+@pytest.mark.parametrize(
+    ("kind", "write"),
+    [("ChatML", lambda text: {"documents": [{text: text}]}), ("Llama3", lambda text: {"date_string": text})],
+)
+def test_control_tokens_in_template_arguments_are_plain_text(kind, write):
+    renderer, marks = build(kind, documents=True)
+    asked = [{"role": "user", "content": "q"}]
+
+    def render(text):
+        return renderer.render(asked, setting=Setting(write(text)))
+
+    for mark in marks:
+        assert render(f"a{mark}b").count(renderer.mark(mark)) == render("ab").count(renderer.mark(mark))
+        assert f"a{mark}b" in renderer.detokenizer.decode(render(f"a{mark}b"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
