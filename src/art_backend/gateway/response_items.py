@@ -105,7 +105,7 @@ class ItemReader:
         self._current(fresh=False).setdefault("tool_calls", []).append(call)
 
     def _refer(self, item_id: Any, where: str) -> None:
-        kind, turn_id, index = split_item_id(item_id if isinstance(item_id, str) else "")
+        kind, turn_id, number = split_item_id(item_id if isinstance(item_id, str) else "")
         turn = self._find_turn(turn_id)
         if turn is None:
             raise BadRequestError(
@@ -119,10 +119,10 @@ class ItemReader:
             item = {"role": "assistant", "content": message["content"]}
             self._read_message(item, where)
         else:
-            calls = message.get("tool_calls", [])
-            if index >= len(calls):
+            calls = {str(index): call for index, call in enumerate(message.get("tool_calls", []))}
+            if number not in calls:
                 raise BadRequestError(f"{where}.id: no item {item_id!r} is known.", param=f"{where}.id")
-            self._current(fresh=False).setdefault("tool_calls", []).append(calls[index])
+            self._current(fresh=False).setdefault("tool_calls", []).append(calls[number])
 
     def _current(self, *, fresh: bool) -> Message:
         """The assistant's message that is being put together; what follows its calls belongs to another."""
@@ -151,14 +151,13 @@ def _read_reasoning(item: dict[str, Any], where: str) -> str:
     return join_text(item.get("content"), f"{where}.content") or join_text(item.get("summary"), f"{where}.summary")
 
 
-def split_item_id(item_id: str) -> tuple[str, str, int]:
-    """Kind, turn and number of an output item's id."""
+def split_item_id(item_id: str) -> tuple[str, str, str]:
+    """Kind and turn of an output item's id, and the number of a call in its turn."""
     kind, _, turn = item_id.partition("_")
-    index = 0
-    if kind == "fc":
-        turn, _, number = turn.rpartition("_")
-        index = int(number) if number.isdecimal() else 0
-    return kind, turn, index
+    if kind != "fc":
+        return kind, turn, ""
+    turn, _, number = turn.rpartition("_")
+    return kind, turn, number
 
 
 def write_reasoning(turn_id: str, text: str) -> dict[str, Any]:

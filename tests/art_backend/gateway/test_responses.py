@@ -271,6 +271,7 @@ async def test_bad_input_is_named(gateway):
         ({"input": [{"type": "function_call_output", "output": ""}]}, "input.0.call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0"),
         ({"input": [{"type": "item_reference", "id": 3}]}, "input.0.id"),
+        ({"input": [{"type": "item_reference", "id": "fc_t_" + "1" * 5000}]}, "input.0.id"),
         ({"input": "x", "tools": [{"type": "oracle"}]}, "tools.0.type"),
         ({"input": "x", "tools": [{"type": "custom"}]}, "tools.0.name"),
         ({"input": "x", "tools": [{"type": "namespace", "name": "n", "tools": [{}]}]}, "tools.0.tools.0.type"),
