@@ -25,13 +25,16 @@ MAX_CHOICES = 128
 """Completions of one call: prompts × ``n``."""
 
 MAX_MESSAGES = 10_000
-"""Messages of one call and the parts that they consist of."""
+"""Messages of one call, and the parts and calls that they consist of."""
 
 MAX_PROMPT_IDS = 2**20
 """Token ids of one call's prompts."""
 
 MAX_TOOLS = 512
 MAX_TOOL_BYTES = 2**20
+
+MAX_ARGUMENT_BYTES = 2**20
+"""Arguments of a chat template, documents included."""
 
 
 def check_extent(body: Mapping[str, Any]) -> None:
@@ -44,12 +47,15 @@ def check_extent(body: Mapping[str, Any]) -> None:
         if isinstance(messages := body.get(name), list):
             count = len(messages)
             if count <= MAX_MESSAGES:
-                contents = (message.get("content") for message in messages if isinstance(message, dict))
-                count += sum(len(content) for content in contents if isinstance(content, list))
-            _check(name, count, MAX_MESSAGES, "messages and parts", "shorten the history")
+                whole = [message for message in messages if isinstance(message, dict)]
+                parts = [message.get(name) for message in whole for name in ("content", "tool_calls")]
+                count += sum(len(part) for part in parts if isinstance(part, list))
+            _check(name, count, MAX_MESSAGES, "messages, parts and calls", "shorten the history")
     if isinstance(tools := body.get("tools"), list):
         _check("tools", len(tools), MAX_TOOLS, "tools", "offer fewer")
         _check("tools", len(orjson.dumps(tools)), MAX_TOOL_BYTES, "bytes", "offer fewer tools or shorten their schemas")
+    if arguments := body.get("chat_template_kwargs"):
+        _check("chat_template_kwargs", len(orjson.dumps(arguments)), MAX_ARGUMENT_BYTES, "bytes", "send less")
     prompts = body.get("prompt")
     if isinstance(prompts, list) and prompts:
         if not isinstance(prompts[0], int):

@@ -16,9 +16,6 @@ from art_backend.gateway.render import ChatRenderer, Message
 from art_backend.gateway.tree import Digest, Prompt, Tree, extend_digest
 from art_backend.inference.contract import Structure
 
-_EACH = 20
-"""Characters that a template adds to a message or a call, about."""
-
 MessageStream = TextMessageStream | KnownMessageStream
 
 
@@ -84,18 +81,10 @@ class Conversation:
     """Place before the answer."""
 
     def size(self) -> int:
-        calls = [call["function"] for message in self.messages for call in message.get("tool_calls") or ()]
-        return (
-            len(self.begun)
-            + sum(
-                _EACH + len(message["content"]) + len(message.get("reasoning_content", "")) for message in self.messages
-            )
-            + sum(_EACH + len(call["name"]) + len(call["arguments"]) for call in calls)
-            + (len(orjson.dumps(self.tools)) if self.tools else 0)
-        )
+        return len(self.begun) + len(orjson.dumps([self.messages, self.tools, self.template_arguments]))
 
     def least_tokens(self, renderer: ChatRenderer) -> int:
-        content = sum(len(message["content"]) for message in self.messages)
+        content = len(self.begun) + sum(len(message["content"]) for message in self.messages)
         return max(len(self.messages), content // renderer.longest_token)
 
     def depth(self, tree: Tree) -> int:

@@ -8,7 +8,9 @@ import pytest
 from tests.art_backend.gateway.conftest import start_gateway
 
 from art_backend.errors import BusyError
+from art_backend.gateway.chat import read_call
 from art_backend.gateway.limits import MAX_WAITING_BYTES, ProjectLimits
+from art_backend.gateway.turns import LONG_TEXT
 
 
 async def settle():
@@ -175,6 +177,30 @@ async def test_bodies_that_wait_are_bounded():
     await asyncio.gather(first, second, other)
 
 
+CALL = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
+LONG = "x" * (LONG_TEXT + 1)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": LONG}]},
+        {"messages": [{"role": "user", "content": ""}] * 1000},
+        {"messages": [{"role": "tool", "tool_call_id": LONG, "content": ""}]},
+        {"messages": [{"role": "assistant", "content": "", "reasoning_content": LONG}]},
+        *[{"messages": [{"role": "assistant", "tool_calls": [call]}]} for call in (
+            {**CALL, "id": LONG}, {"function": {"name": LONG}}, {"function": {"name": "f", "arguments": LONG}},
+        )],
+        {"messages": [{"role": "user"}, {"role": "assistant", "content": LONG}], "continue_final_message": True},
+        {"messages": [{"role": "user"}], "chat_template_kwargs": {"documents": [{LONG: 0}]}},
+        {"messages": [{"role": "user"}], "tools": [{"type": "function", "function": {"name": "f", "description": LONG}}]},
+    ],
+)  # fmt: skip
+def test_what_takes_long_to_render_is_rendered_beside_the_event_loop(body):
+    (source,) = read_call({"model": "m", **body}).sources
+    assert source.size() > LONG_TEXT
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -186,6 +212,9 @@ async def test_bodies_that_wait_are_bounded():
         ("chat/completions", {"messages": [{"role": "user", "content": ""}] * 50_000}, "messages"),
         ("responses", {"input": [{"role": "user", "content": ""}] * 50_000}, "input"),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 50_000}]}, "messages"),
+        ("chat/completions", {"messages": [{"role": "assistant", "tool_calls": [CALL] * 50_000}]}, "messages"),
+        ("chat/completions", {"chat_template_kwargs": {"documents": ["x" * 2**20]}}, "chat_template_kwargs"),
+        ("messages/count_tokens", {"chat_template_kwargs": {"x": ["x"] * 300_000}}, "chat_template_kwargs"),
         ("chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}] * 50_000}, "tools"),
         ("messages", {"tools": [{"name": "f", "input_schema": {"description": "x" * 10_000_000}}]}, "tools"),
         ("messages/count_tokens", {"tools": [{"name": "f"}] * 50_000}, "tools"),
