@@ -30,9 +30,14 @@ class BodyReader:
         """Read a request's body.
 
         Raises:
-            BadRequestError: It is too large; no more than the limit is read.
+            BadRequestError: It is compressed, or too large; no more than the limit is read.
             BusyError: Too much of the same sender is being read.
         """
+        encoding = ", ".join(request.headers.getlist("content-encoding")).strip()
+        if encoding.lower() not in ("", "identity"):
+            raise BadRequestError(
+                f"Content-Encoding: {encoding[:100]!r} is not supported. Send the body uncompressed, without this header."
+            )
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and (len(announced) > 18 or int(announced) > self._limit):
             raise _too_large(self._limit)

@@ -1,5 +1,6 @@
 """Bad input is the caller's error, named, in the protocol's shape; the rollout goes on."""
 
+import gzip
 import json
 
 import httpx
@@ -117,6 +118,19 @@ async def test_every_field_of_every_protocol_may_be_wrong(gateway, path):
     answer = await post(gateway, info, good, f"/v1/{path}")
     assert answer.status_code == 200
     gateway.check(info.id)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "zstd", "x", "gzip, identity"])
+@pytest.mark.parametrize("path", [*PROTOCOLS, "messages/count_tokens"])
+async def test_a_body_that_is_encoded_is_refused_by_its_header(gateway, path, encoding):
+    info = gateway.rollout()
+    content = gzip.compress(json.dumps({"model": "m", "messages": HELLO}).encode())
+    async with httpx.AsyncClient(base_url=gateway.url, headers={"authorization": f"Bearer {info.api_key}"}) as http:
+        answer = await http.post(f"/v1/{path}", content=content, headers={"content-encoding": encoding})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"].startswith(f"Content-Encoding: '{encoding}' is not supported.")
+        plain = {"model": "m", **PROTOCOLS.get(path, PROTOCOLS["messages"])[1]}
+        assert (await http.post(f"/v1/{path}", json=plain, headers={"content-encoding": "Identity"})).status_code == 200
 
 
 @pytest.mark.parametrize("path", PROTOCOLS)
