@@ -15,11 +15,11 @@ import pytest
 import art
 from art.utils.trajectory_logging import read_trajectory_groups_parquet
 
+pytestmark = pytest.mark.long
+
 SCRIPT = """
 import asyncio, itertools, sys
 import art
-
-pytestmark = pytest.mark.long
 
 members = itertools.count()
 

@@ -31,7 +31,10 @@ class Service:
         told = json.loads(ready.read_text())
         self.directory = directory / "data"
         self.url, self.key = told["url"], told["api_key"]
-        self.http = httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {self.key}"}, timeout=120)
+        # A connection of its own for each call: one that was kept may have made room for others, and httpx does not try again.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        headers = {"authorization": f"Bearer {self.key}"}
+        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=120, limits=limits)
         self.post("/api/v1/models", {"project": "p", "name": "m", "base_model": str(base_model)}).raise_for_status()
 
     def post(self, path, body, key=None):

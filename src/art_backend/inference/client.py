@@ -201,7 +201,13 @@ class EngineClient:
             ) from error
 
     def _connections(self) -> aiohttp.ClientSession:
-        """The kept-alive connections; made by the first call, since they belong to its event loop."""
+        """The kept-alive connections; made by the first call, since they belong to its event loop.
+
+        Raises:
+            EngineUnreachableError: The client was closed, as it is when its engine has ended.
+        """
+        if self._session is not None and self._session.closed:
+            raise EngineUnreachableError(f"The engine at {self.address} has ended.")
         if self._session is None:
             # every call in flight has its own connection; a limit would queue calls here, unseen by the engine
             connector = (

@@ -437,6 +437,15 @@ async def test_an_absent_engine_is_unreachable(address):
     await absent.close()
 
 
+async def test_who_still_asks_when_the_client_was_closed_hears_that_the_engine_has_ended(engine):
+    client = EngineClient(engine.client.address, "key")
+    with contextlib.suppress(EngineError):
+        await client.health()
+    await client.close()
+    with pytest.raises(EngineUnreachableError, match="has ended"):
+        await client.health()
+
+
 async def test_more_requests_than_places(client):
     calls = [client.generate(BASE, [i, *PROMPT], Sampling(max_tokens=3, seed=i)) for i in range(60)]
     answers = await asyncio.wait_for(asyncio.gather(*calls), WAIT_S)
