@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sys
 import time
 import warnings
 import weakref
@@ -251,10 +250,7 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
         latest = await self.get_step()
         best = best_step(read_history(self._path("history.jsonl")), best_checkpoint_metric)
         if best is None:
-            print(
-                f"{self.name}: no {best_checkpoint_metric!r} was logged, so only the latest checkpoint is kept",
-                file=sys.stderr,
-            )
+            say(f"{self.name}: no {best_checkpoint_metric!r} was logged, so only the latest checkpoint is kept")
         keep = [latest] if best is None or best == latest else [best, latest]
         await self.backend()._delete_checkpoint_files(self, keep)  # pyright: ignore[reportPrivateUsage]
 

@@ -76,14 +76,14 @@ class LoggedModel(BaseModel, Generic[ModelConfig, StateType]):
             write_json(path, state)
 
     def read_state(self) -> StateType | None:
-        """What ``state.json`` holds; ``None`` if there is none."""
+        """Read ``state.json``; ``None`` if it does not exist."""
         return cast(StateType | None, read_json(self._path("state.json")))
 
     def merge_state(self, state: StateType) -> StateType:
         """Merge into ``state.json``, nested dicts too, and return the result."""
         path = self._path("state.json")
         with locked(path):
-            dump_json(path, state)  # what cannot be stored is told before anything is merged
+            dump_json(path, state)  # raises for what cannot be stored, before anything is merged
             merged = deep_merge(read_json(path) or {}, state)
             write_json(path, merged)
         return cast(StateType, merged)

@@ -176,7 +176,7 @@ def _sampled_elsewhere(trajectory: Trajectory) -> Iterable[Any]:
 
 @dataclass(frozen=True)
 class _Captured:
-    """What was captured of a trajectory."""
+    """The captured parts of a trajectory."""
 
     rollout: str | None
     """Its keyed rollout, which brings all of its own turns."""
@@ -198,7 +198,7 @@ class _Once:
     """Refuses what would train a turn twice: a copy, another trajectory that holds the turn or the rollout around it."""
 
     runs: dict[int, str] = field(default_factory=dict[int, str])
-    """By the identity of the object: what tells the same run from an equal one where nothing was captured."""
+    """By the object's identity, which alone distinguishes equal runs of which nothing was captured."""
     rollouts: dict[str, str] = field(default_factory=dict[str, str])
     """By keyed rollout: the trajectory that trains all of it."""
     parts: dict[str, str] = field(default_factory=dict[str, str])

@@ -284,7 +284,7 @@ class RemoteBackend(ServiceCalls):
     async def _finish_job(
         self, model: AnyTrainableModel, request: TrainRequest | TrainSftRequest, verbose: bool
     ) -> WireTrainResult:
-        """Run a job, whose events tell its warnings, and point the model to the version that it made."""
+        """Run a job and point the model to the version that it made. Warnings arrive as events."""
         result = await self._run_job(request, verbose)
         self._steps[model.project, model.name] = result.step
         self._results[model.project, model.name] = result

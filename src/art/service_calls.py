@@ -42,7 +42,7 @@ class ServiceCalls(MetricSink, RolloutSource, EngineWatch):
         """Nothing stays open between calls."""
 
     async def get_model(self, project: str, name: str) -> ModelInfo:
-        """What the service knows about a model."""
+        """Return what the service knows about a model."""
         return await (await self._control()).get(path_of(project, name), ModelInfo)
 
     async def get_health(self) -> Health:

@@ -11,7 +11,7 @@ from art.wire import Health
 
 _ASK_S = 0.5
 _SAY_AGAIN_S = 15.0
-"""How long nothing new may happen before it is said that it goes on."""
+"""Seconds without news after which the last line is repeated."""
 
 
 class StartReport:
@@ -26,7 +26,7 @@ class StartReport:
         self._since: dict[str, float] = {}
         """When each thing that is starting began to."""
         self._said: dict[str, tuple[str, float]] = {}
-        """What was said of it last, and when."""
+        """The last line about each thing, and when it was printed."""
 
     async def until(self, registering: "asyncio.Future[Any]") -> None:
         """Report while a model is being registered and an engine starts. A service that is gone ends it in silence."""

@@ -223,7 +223,7 @@ def get_messages(items: MessagesAndChoices) -> Messages:
 
 
 _SPOKEN = ("role", "content", "tool_calls")
-"""What a plain message keeps of a choice."""
+"""Fields of a choice that a plain message keeps."""
 
 
 def is_choice(item: Any) -> bool:

@@ -39,7 +39,7 @@ def write_transcript(trajectory: Trajectory, width: int = 80) -> str:
 
 
 def last_words(trajectory: Trajectory) -> str:
-    """What the agent said or called last, on one line."""
+    """The agent's last words or calls, on one line."""
     for message in reversed(_messages(trajectory.messages_and_choices)):
         if message["role"] == "assistant":
             said = [_text(message.get("content")), *map(_call, message.get("tool_calls") or ())]
@@ -48,7 +48,7 @@ def last_words(trajectory: Trajectory) -> str:
 
 
 def _messages(items: Sequence[Any]) -> list[dict[str, Any]]:
-    """As ``get_messages``, with the reasoning of sampled messages beside their content."""
+    """The result of ``get_messages``, with the reasoning of sampled messages."""
     messages = cast(list[dict[str, Any]], get_messages(list(items)))
     for item, message in zip(items, messages, strict=True):
         if is_choice(item):
@@ -59,7 +59,7 @@ def _messages(items: Sequence[Any]) -> list[dict[str, Any]]:
 
 
 def _shared(messages: list[dict[str, Any]], earlier: list[list[dict[str, Any]]]) -> tuple[int, int]:
-    """How many messages at the beginning an earlier conversation has too, at most, and which one that is."""
+    """The length of the longest beginning shared with an earlier conversation, and the index of that conversation."""
     counts = [
         next((n for n, (a, b) in enumerate(zip(messages, one, strict=False)) if a != b), min(len(messages), len(one)))
         for one in earlier

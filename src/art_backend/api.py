@@ -79,7 +79,7 @@ def build_api(service: Service, route_class: type[APIRoute]) -> APIRouter:
 
     @open_router.get("/health")
     async def get_health(request: Request) -> Health:
-        """Passive: tells what is known of the processes without asking them. Without the service's key: no processes."""
+        """Passive: reports what is known of the processes without asking them; without the service's key, no processes."""
         health = service.health()
         opened = service.keyring.opens_service(read_key(request.headers))
         return health if opened else health.model_copy(update={"processes": []})

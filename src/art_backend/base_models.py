@@ -201,7 +201,7 @@ def _from_hub(name: str, report: OnProgress) -> Path:
 
 
 def _in_hub_cache(name: str) -> Path:
-    """What was downloaded before."""
+    """The model as an earlier download left it."""
     with _hub_failures_named(name):
         try:
             found = Path(snapshot_download(name, local_files_only=True))

@@ -22,7 +22,7 @@ from art_backend.errors import ConflictError, ServiceError
 from art_backend.gateway.limits import MAX_CALLS, MAX_QUEUE
 from art_backend.inference.process import Launcher
 from art_backend.placement import Placement, PlacementKind, parse_device_list
-from art_backend.private import private_directory
+from art_backend.private import private_directory, private_file
 from art_backend.service import Service
 from art_backend.settings import EngineKind, Settings
 from art_backend.store.database import explain_damage
@@ -274,7 +274,7 @@ def _announce(settings: Settings, url: str) -> None:
     if settings.ready_file is not None:
         content = json.dumps({"url": url, "api_key": settings.api_key, "pid": os.getpid()})
         partial = settings.ready_file.with_suffix(".partial")
-        partial.touch(mode=0o600)
+        private_file(partial)
         partial.write_text(content)
         partial.replace(settings.ready_file)
         return

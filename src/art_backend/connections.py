@@ -20,7 +20,7 @@ KEPT_FILES = 64
 MAX_HEADER_BYTES = 64 * 2**10
 
 PATIENCE_S = 30.0
-"""How long headers may take, and how long the sender of an unfinished request may be silent."""
+"""Seconds that headers may take, and that the sender of an unfinished request may be silent."""
 
 
 def count_allowed_connections() -> int:
@@ -47,7 +47,7 @@ class Connections:
     max_header_bytes: int = MAX_HEADER_BYTES
     of_peers: Counter[str] = field(default_factory=Counter[str])
     quiet: OrderedDict["GuardedProtocol", str] = field(default_factory=OrderedDict["GuardedProtocol", str])
-    """Those that are not being answered, the longest quiet first, each with its peer."""
+    """Connections that are not being answered, the longest quiet first, each with its peer."""
 
     def admit(self, connection: "GuardedProtocol", peer: str) -> bool:
         """Count a new connection, in place of a quiet one if need be; return whether there was room."""

@@ -19,7 +19,7 @@ from art_backend.training.types import ScoredTrajectory
 TrainOn = Literal["assistant", "all"]
 
 _NAMED = 5
-"""How many trajectories a warning names."""
+"""Most trajectories that a warning names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from art_backend.inference.vllm import LORA_RANKS
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What there is to say of an exported version."""
+    """The facts about an exported version."""
 
     directory: Path
     project: str
@@ -18,7 +18,7 @@ class ModelCard:
     base_model: str
     """The base model's name: a hub id, or a directory."""
     base_source: str
-    """What loads the base model on this machine: its hub id, or the directory of a local or packaged one."""
+    """The name that loads the base model on this machine: its hub id, or the directory of a local or packaged one."""
     rank: int | None
     """Of the adapter; ``None`` for a whole model."""
 

@@ -22,9 +22,9 @@ T = TypeVar("T")
 LOG_TAIL_LINES = 30
 
 PULSE_S = 2.0
-"""How often a child is looked at that should show life."""
+"""Seconds between two looks at a child that should show life."""
 SILENT_PULSES = 5
-"""So many without life, and it is ended."""
+"""Looks without a sign of life after which it is ended."""
 LEAST_WORK_S = 0.02
 """Processor seconds in ``PULSE_S`` that are a sign of life."""
 
@@ -38,7 +38,7 @@ os.execvp(sys.argv[2], sys.argv[2:])
 
 
 def _read_cpuinfo() -> str:
-    """What Linux says of the CPU; empty elsewhere."""
+    """Linux's description of the CPU; empty elsewhere."""
     with contextlib.suppress(OSError):
         return Path("/proc/cpuinfo").read_text()
     return ""

@@ -47,9 +47,9 @@ from art_backend.trainer_pool import TrainerPool
 from art_backend.training.types import AnyInput, SftInput, StepInput
 
 RETENTION_CHECK_S = 3600.0
-"""How often old captures are looked for."""
+"""Seconds between two searches for old captures."""
 WRITE_BACK_S = 1.0
-"""How often the database's log is written back."""
+"""Seconds between two moves of the write-ahead log into the database."""
 
 
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Service:
         self._trainers = TrainerPool(settings, self.runs)
         self._background = Background()
         self._preparing: dict[str, str] = {}
-        """What is being done to get base models, by name."""
+        """Preparations of base models in progress, by name."""
 
     async def restore(self) -> None:
         """Take up where a stopped service left off: settle its jobs, serve its models."""
@@ -186,7 +186,7 @@ class Service:
             served.step = served.checkpoints.latest_step()
 
     async def _find_base_model(self, name: str) -> Path:
-        """Find or prepare a base model that engine and trainer compute alike; ``health`` tells what is done meanwhile."""
+        """Find or prepare a base model that engine and trainer compute alike; ``health`` shows the progress."""
 
         def report(line: str) -> None:
             self._preparing[name] = line

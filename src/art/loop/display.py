@@ -141,7 +141,7 @@ class LoopDisplay:
             self._say(sentence)
 
     def _verdicts(self) -> list[str]:
-        """What the evaluations say of the run, each by its first and its last."""
+        """One sentence per split: how its last evaluation compares with its first."""
         if self._unevaluated:
             return [
                 "No held-out evaluation was made: the rewards above are those of the training scenarios alone. Give art.train "
@@ -165,7 +165,7 @@ class LoopDisplay:
         self._console.print(shown, markup=False, soft_wrap=True)
 
     def _print_row(self, cells: Sequence[str], style: str = "") -> None:
-        """As many columns as the terminal has room for, a file all of them."""
+        """Print as many columns as fit the terminal; into a file, all of them."""
         room = self._console.width if self._console.is_terminal else sys.maxsize
         line = ""
         for column, cell in zip(COLUMNS, cells, strict=True):

@@ -1,4 +1,4 @@
-"""Scenarios that are evaluated and never trained on: what tells learning from a training reward that went up."""
+"""Scenarios that are evaluated and never trained on: they show whether a rising training reward is learning."""
 
 import asyncio
 from collections.abc import AsyncIterable, Iterable, Sequence

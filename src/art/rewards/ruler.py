@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -13,6 +12,7 @@ from art.active import no_capture
 from art.errors import MissingExtraError
 from art.metrics import MetricsBuilder
 from art.references import check_kind
+from art.terminal import say
 from art.trajectories import Trajectory, TrajectoryGroup
 
 __all__ = ["DEFAULT_RUBRIC", "Judge", "Response", "TrajectoryScore", "ruler", "ruler_score_group"]
@@ -132,7 +132,7 @@ async def ruler(
     firsts = [lists.index(messages) for messages in lists]
     shown = {str(i + 1): lists[i] for i in sorted(set(firsts))}
     if len(lists) > 1 and len(shown) == 1:
-        print("warning: all trajectories are identical, so all get the same score", file=sys.stderr)
+        say("warning: all trajectories are identical, so all get the same score")
     messages = _prompt(_shortened(shown, max_characters), rubric, tools)
     scores = await _ask(messages, list(shown), judge_model, dict(extra_litellm_params or {}), debug)
     return [scores[str(first + 1)].model_copy(update={"trajectory_id": str(n)}) for n, first in enumerate(firsts, 1)]
@@ -184,7 +184,7 @@ async def ruler_score_group(
     except Exception as error:
         if not swallow_exceptions:
             raise
-        print(f"warning: a group was dropped, since it could not be judged: {error}", file=sys.stderr)
+        say(f"warning: a group was dropped, since it could not be judged: {error}")
         return None
     judged = group.model_copy(deep=True)
     for trajectory, score in zip(judged.trajectories, scores, strict=True):
@@ -209,9 +209,7 @@ def _shortened(shown: dict[str, list[Mapping[str, Any]]], budget: int) -> dict[s
         cap = (low + high + 1) // 2
         low, high = (cap, high) if sum(min(length, cap) for length in lengths) <= budget else (low, cap - 1)
     left_out = sum(max(0, length - low) for length in lengths)
-    print(
-        f"warning: RULER left out {left_out:,} characters of trajectories that are too long to judge", file=sys.stderr
-    )
+    say(f"warning: RULER left out {left_out:,} characters of trajectories that are too long to judge")
     return {name: [_cut(message, low) for message in messages] for name, messages in shown.items()}
 
 
@@ -270,7 +268,7 @@ async def _ask(
     for attempt in range(1, ATTEMPTS + 1):
         answer = await _call(conversation, ids, judge, extra)
         if debug:
-            print(f"RULER judge, attempt {attempt}:\n{answer}", file=sys.stderr)
+            say(f"RULER judge, attempt {attempt}:\n{answer}")
         try:
             return _scores(answer, ids)
         except ValueError as error:

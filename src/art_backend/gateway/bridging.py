@@ -1,4 +1,4 @@
-"""What a chat template writes after a turn, proven without rendering the past: the difference of two renderings.
+"""The text that a chat template adds after a turn, found as the difference of two renderings, without rendering the past.
 
 1. Render ``[user, assistant]`` and ``[user, assistant, *new messages]``. The first must be a prefix of the second, up to the
    token that closes the assistant's turn, but for numbers: a template that counts messages rewrites nothing that was said. It
@@ -117,7 +117,7 @@ class Difference:
 
 
 def _following(before: str, after: str) -> str | None:
-    """What stands in ``after`` behind the words that ``before`` ends with; ``None`` where what stands before them differs."""
+    """The text in ``after`` behind the words that ``before`` ends with; ``None`` if the texts before them differ."""
     head, _, close = before.rpartition(SPOKEN)
     count = head.count(SPOKEN) + 1
     *same, text = after.split(SPOKEN, count)

@@ -11,7 +11,7 @@ from art_backend.gateway.toolbox import Toolbox
 from art_backend.inference.contract import Structure
 
 Demand = tuple[Structure | None, str]
-"""What words must look like, if anything, and the field that says so."""
+"""The form that words must have, if any, and the field that demands it."""
 
 NOTHING: Demand = (None, "")
 ANY_OBJECT = Structure("json", schema_text({"type": "object"}, strict=True))
@@ -139,7 +139,7 @@ _GUIDED = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "gramm
 
 
 def read_words(body: Mapping[str, Any], form: tuple[Any, str], *, nested: bool) -> Demand:
-    """What the words of an answer must look like, and the field that says so.
+    """Read the form that the words of an answer must have, and the field that demands it.
 
     Args:
         form: The protocol's own field for a format, and its name; see ``read_format`` for ``nested``.

@@ -127,7 +127,7 @@ _MOMENTS = (Setting(), Setting(began=datetime(2024, 7, 26).timestamp()))
 
 
 def _write(tokenizer: PreTrainedTokenizerFast, probe: tuple[Any, Any, Any], setting: Setting) -> list[int] | None:
-    """What the chat template writes; ``None`` if it refuses."""
+    """Ids of what the chat template writes; ``None`` if it refuses."""
     messages, tools, arguments = probe
     fixed = {"add_generation_prompt": True, "tokenize": False, "strftime_now": setting.strftime_now}
     text: Any = attempt(tokenizer.apply_chat_template, messages, tools, **fixed, **arguments)

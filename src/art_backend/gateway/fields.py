@@ -18,7 +18,7 @@ class Refused:
     """A field that would change the answer."""
 
     remedy: str
-    """What to do instead."""
+    """The sentence that says what to do instead."""
     neutral: tuple[Any, ...] = _OFF
     """Values that change nothing."""
 

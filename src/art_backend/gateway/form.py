@@ -67,7 +67,7 @@ class Form:
         return _Grammar(renderer, prompt).write(self, called, forced=forced)
 
     def parts(self, tools: Sequence[dict[str, Any]] | None) -> Iterator[tuple[Structure, str]]:
-        """What the structure is made of, each part with the field that demanded it."""
+        """The parts of the structure, each with the field that demanded it."""
         if self.words is not None:
             yield self.words, self.words_field
         for function in self._callable(tools):

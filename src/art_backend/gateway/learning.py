@@ -59,7 +59,7 @@ def learn_notation(
     """
 
     def spell(calls: Sequence[SampleCall]) -> str:
-        """What the template writes for a message of calls, up to the end of the turn."""
+        """Write a message of calls by the template, up to the end of the turn."""
         words, text = write([ASKED, {"role": "assistant", "content": "~"}]), write([ASKED, _message(calls)])
         text = text[len(common_prefix(words, text)) :]
         ends = [at for stop in stops if (at := text.find(stop)) >= 0]
@@ -200,7 +200,7 @@ def _learn_parameters(before: str, write: Callable[..., str]) -> tuple[str, str,
 
 
 def _find_mark(text: str, added: Iterable[str]) -> str:
-    """The beginning of a text that tells calls from words."""
+    """The beginning of a text by which calls are recognised."""
     tokens = [token for token in added if token.strip() and text.startswith(token)]
     if tokens:
         return max(tokens, key=len)

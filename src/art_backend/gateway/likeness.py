@@ -1,4 +1,4 @@
-"""What frameworks make of a message on its way back, and what is an edit.
+"""Distinguishes edits from what frameworks change in a message on its way back.
 
 They drop reasoning and the words beside calls, and spell arguments in their own way. Whatever says something else is an edit.
 """

@@ -11,7 +11,7 @@ from art_backend.errors import BadRequestError
 from art_backend.gateway.toolbox import Toolbox, describe, read_list, read_name, read_parameters
 
 _EDITION = re.compile(r"_\d{8}$")
-"""What follows the name of a type."""
+"""The date after the name of a type."""
 _SERVED = {
     "advisor",
     "browser_toolset",

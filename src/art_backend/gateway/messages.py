@@ -145,7 +145,7 @@ def _check_block(block: Any, where: str) -> dict[str, Any]:
 
 
 def _read_result(content: Any, where: str) -> str:
-    """What the caller's tool gave; a reference to a tool that a search found is its name."""
+    """Read the result of the caller's tool; a reference to a tool that a search found becomes its name."""
     if isinstance(content, list):
         content = [
             {"text": part.get("tool_name")} if isinstance(part, dict) and part.get("type") == "tool_reference" else part
@@ -155,7 +155,7 @@ def _read_result(content: Any, where: str) -> str:
 
 
 def _read_served(content: Any) -> str:
-    """What a server's tool gave: its text, or all that it says as JSON."""
+    """Read the result of a server's tool: its text, or else all of it as JSON."""
     if isinstance(content, str):
         return content
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
@@ -164,7 +164,7 @@ def _read_served(content: Any) -> str:
 
 
 def _read_assistant(blocks: list[dict[str, Any]]) -> list[Message]:
-    """What the assistant said and called; what a server's tool gave in the midst of it stands between two messages."""
+    """Read the assistant's words and calls; a server's result among them becomes a message between two others."""
     messages, said = list[Message](), list[dict[str, Any]]()
     for block in blocks:
         if not block["type"].endswith("tool_result"):

@@ -20,7 +20,7 @@ ID = "\x00"
 _NAME = re.compile(r"[^\s<>(){}\[\]\"'=,]+")
 _IGNORED_BETWEEN_OBJECTS = re.compile(r"[\s,;\[\]]*")
 _CONSTANTS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
-"""As JSON and as Python spell them: templates that write values by ``string`` write the latter."""
+"""Spelled as in JSON and as in Python, which templates write that format values by ``string``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Parameters:
     quoted: bool
     """Whether strings are in quotes. Otherwise they stand as they are, and other values as JSON."""
     true: str
-    """How the constant is spelled."""
+    """Spelling of the constant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Notation:
     """The texts around names and arguments. Calls of one turn are ``open call (separator call)* close``."""
 
     mark: str
-    """What begins the calls in a completion; empty where the calls are all of what is said."""
+    """Beginning of the calls in a completion; empty if calls are all that the message holds."""
     end: str
-    """What ends them; empty where they go on to the end of the turn."""
+    """Their end; empty if they go on to the end of the turn."""
     open: str
     head: str
     """Before the name of a function."""
@@ -62,11 +62,11 @@ class Notation:
     keys: tuple[str, str] | None = None
     """Of name and arguments, where a call is one JSON object."""
     parameters: Parameters | None = None
-    """How arguments are written; ``None``: as one JSON object."""
+    """Format of the arguments; ``None``: one JSON object."""
 
     @property
     def bare(self) -> bool:
-        """Whether nothing but its form tells a call from words."""
+        """Whether only its form distinguishes a call from words."""
         return not self.mark
 
     @property
@@ -191,7 +191,7 @@ class _Texts:
         return value
 
     def take_until(self, *texts: str) -> tuple[str, int] | None:
-        """What stands before the first of these texts, and which of them that was."""
+        """Take all up to the first of these texts, and say which of them it was."""
         pattern = "|".join(f"({loosely(text)})" for text in texts)
         found = re.compile(pattern).search(self._text, self._at)
         if found is None:
@@ -201,7 +201,7 @@ class _Texts:
 
     @property
     def rest(self) -> str:
-        """What has not been taken."""
+        """The text not yet taken."""
         return self._text[self._at :]
 
     def go_back(self, rest: str) -> None:

@@ -15,7 +15,7 @@ class PlainText:
     content: bytes
     """UTF-8, or the ids as 32-bit integers."""
     tokenise: Callable[[str, bool], list[int]]
-    """Text to ids; the second argument tells whether it is the beginning."""
+    """Text to ids; the second argument says whether it is the beginning."""
 
     @property
     def is_ids(self) -> bool:
@@ -26,7 +26,7 @@ class PlainText:
         return self.shown_from(0)
 
     def shown_from(self, start: int) -> Any:
-        """What is kept of it to be looked at."""
+        """The text, or the ids, from byte ``start`` on, as they are stored for people to read."""
         return array("i", self.content[start:]).tolist() if self.is_ids else self.content[start:].decode()
 
     def encode(self, start: int) -> list[int]:

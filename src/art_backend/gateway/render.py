@@ -288,7 +288,7 @@ class ChatRenderer:
 
     @cached_property
     def notation(self) -> Notation | None:
-        """How this model's template writes calls; ``None`` if what it writes is not read back."""
+        """The notation in which this model's template writes calls; ``None`` if it cannot be read back."""
         stops = [self._tokenizer.added_tokens_decoder[i].content for i in self.stop_token_ids]
         return learn_notation(self._write_sample, self._read_sample, stops, self._marks)
 

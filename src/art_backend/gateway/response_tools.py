@@ -39,7 +39,7 @@ _SERVED = {
 }
 """Types of tools that are left out."""
 _EDITION = re.compile(r"(_preview)?(_\d{4}_\d{2}_\d{2})?$")
-"""What may follow such a type."""
+"""The suffix that such a type may have."""
 
 
 class _Action(BaseModel):
@@ -81,7 +81,7 @@ class _Builtin:
     arguments: type[_Action]
     description: str
     extra: Mapping[str, Any]
-    """What else that field, or the item, always says."""
+    """Further, constant content of that field."""
 
 
 _BUILTINS = {
@@ -234,7 +234,7 @@ def read_call(item: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def read_output(item: dict[str, Any], where: str) -> str:
-    """What the result of a call says.
+    """Read the result of a call as text.
 
     Raises:
         BadRequestError: A field has a wrong type; the error names it.
@@ -252,7 +252,7 @@ def read_output(item: dict[str, Any], where: str) -> str:
 
 
 def _read_chunk(chunk: Any, where: str) -> str:
-    """What a shell command wrote, and how it ended unless all is well."""
+    """Read the output of a shell command, and how it ended unless it succeeded."""
     if not isinstance(chunk, dict):
         raise BadRequestError(f"{where}: must be an object.", param=where)
     outcome = chunk.get("outcome")

@@ -72,7 +72,7 @@ class Plan:
         return self.sampling if seed is None else replace(self.sampling, seed=(seed + choice) % 2**63)
 
     def shown(self, ids: list[int]) -> list[int]:
-        """Those of newly sampled ids that have a text: all but one that the request made an end."""
+        """Drop a final id that only the request made a stop: it has no text."""
         return ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
 
     def with_logprobs(self, logprobs: bool) -> "Plan":

@@ -1,4 +1,4 @@
-"""What a chat template is given beside messages and tools: fixed where a conversation begins, and kept with its tree.
+"""The inputs of a chat template beside messages and tools: fixed where a conversation begins, and kept with its tree.
 
 Templates may ask for the time, or for a random number. A conversation that goes on after midnight, or after a restart, has
 to be rendered as it began: so both are functions of the moment at which it did.
@@ -27,7 +27,7 @@ _chance = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One conversation's."""
+    """The setting of one conversation."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The request's ``chat_template_kwargs``."""

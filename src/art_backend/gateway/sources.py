@@ -41,7 +41,7 @@ class Source(Protocol):
         ...
 
     def demands(self) -> Iterator[tuple[Structure, str]]:
-        """What the structure is made of, each part with the field that demanded it."""
+        """The parts of the structure, each with the field that demanded it."""
         ...
 
     @property

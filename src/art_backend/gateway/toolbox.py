@@ -14,7 +14,7 @@ from art_backend.gateway.tool_calls import ParsedToolCall
 
 
 class Alias(NamedTuple):
-    """What a caller knows a function as."""
+    """The tool that a caller declared, where it became a function."""
 
     kind: str
     """The type of tool that it declared."""
@@ -31,7 +31,7 @@ class Toolbox:
     """The functions of a request."""
 
     functions: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """As chat completions spell them."""
+    """In the format of chat completions."""
     aliases: dict[str, Alias] = field(default_factory=dict[str, Alias])
     strict: set[str] = field(default_factory=set[str])
     """Names of functions whose arguments must match their schema."""

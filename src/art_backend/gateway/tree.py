@@ -116,7 +116,7 @@ class Turn:
         return self.prompt.path_ids() + self.ids
 
     def setting(self) -> Setting:
-        """What this conversation is rendered with."""
+        """The setting that this conversation is rendered with."""
         prompt = self.prompt
         while prompt.parent is not None:
             prompt = prompt.parent.prompt

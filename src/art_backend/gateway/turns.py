@@ -277,7 +277,7 @@ class TurnTaker:
 
 
 def _name_caller(model: ServedModel) -> str:
-    """Who waits for their own work first, where no rollout is known."""
+    """Name the caller by its model, where no rollout is known."""
     return f"{model.project}/{model.name}"
 
 

@@ -22,7 +22,7 @@ MAX_VERDICTS = 8192
 """Verdicts that are kept; each is a digest and at most one short sentence."""
 
 ANSWER_TIMEOUT_S = 60.0
-"""How long the child may take. It limits its own processor time to seconds, so this only ends one that hangs."""
+"""Seconds that the child may take. It limits its own processor time to seconds, so this only ends one that hangs."""
 
 
 @dataclass(frozen=True, slots=True)

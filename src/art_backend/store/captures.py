@@ -73,7 +73,7 @@ class CaptureStore:
         self._owners: dict[bytes, RolloutInfo] = {}
         self._requests = 0
         self.deletions = 0
-        """How often rollouts were deleted: what somebody knows of them holds while this does."""
+        """Number of deletions of rollouts: copies of what is stored are valid while it does not change."""
 
     # Rollouts
 

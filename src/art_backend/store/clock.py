@@ -6,7 +6,7 @@ import time
 from art_backend.store.database import transaction
 
 LONGEST_PAUSE_S = 86_400.0
-"""How much a stop of the service counts at most. Whether it lasted a month, or the system's clock jumped, nobody can tell."""
+"""Most seconds that a stop of the service counts: a month's stop looks the same as a jump of the system's clock."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS clock (id INTEGER PRIMARY KEY CHECK (id = 1), steady REAL NOT NULL, wall REAL NOT NULL);

@@ -1,4 +1,4 @@
-"""What a trainer holds between two steps."""
+"""The state that a trainer keeps between two steps."""
 
 from art.wire import Optimizer
 from art_backend.errors import BadRequestError
