@@ -11,11 +11,18 @@ from typing import TextIO
 def say(text: str, stream: TextIO | None = None) -> None:
     """Print a line to standard error, or to ``stream``. A terminal gets it broken between words, a file as it is.
 
-    Paths and other long words stay whole, so that they can be copied.
+    Paths and other long words stay whole, so that they can be copied. A progress bar on that terminal moves below the line.
     """
     out = sys.stderr if stream is None else stream
-    if out is not None:  # a program without a console has none
-        print(break_lines(text, terminal_width()) if out.isatty() else text, file=out, flush=True)
+    if out is None:  # a program without a console
+        return
+    if not out.isatty():
+        print(text, file=out, flush=True)
+        return
+    from tqdm import tqdm
+
+    tqdm.write(break_lines(text, terminal_width()), file=out)
+    out.flush()
 
 
 def say_error(message: str) -> None:
@@ -57,6 +64,14 @@ def visible(text: str) -> str:
     kept = text.replace("\r\n", "\n")
     shown = "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in kept)
     return shown.expandtabs(4)
+
+
+def art_command() -> str:
+    """What to type to run this installation's ``art``: a path where the shell would not find it, or would find another."""
+    running, found = Path(sys.argv[0]), shutil.which("art")
+    if running.name != "art" or (found is not None and running.resolve() == Path(found).resolve()):
+        return "art"
+    return shlex.quote(str(running))
 
 
 def path_option(directory: Path) -> str:

@@ -7,8 +7,11 @@ import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import pytest
+
+from art.terminal import art_command
 
 SENTENCE = "warning: Take larger groups, scenarios of middling difficulty, or a reward with more shades of a kind."
 PATH = "/a/long/path/that/is/longer/than/the/terminal/is/wide/so/that/it/would/be/broken/were/it/a/sentence"
@@ -42,6 +45,27 @@ def test_messages_break_between_words_and_paths_stay_whole(width: int) -> None:
     assert " ".join(lines[:2]) == SENTENCE
     assert max(map(len, lines[:2])) <= width
     assert lines[2:] == [PATH]
+
+
+def test_a_message_stands_above_a_progress_bar() -> None:
+    code = "from art.gather import progress_bar; from art.terminal import say\n"
+    code += f"with progress_bar('gather', 3): say({PATH!r})"
+    shown = [line.rpartition("\r")[2] for line in on_a_terminal(code, 80)]
+    assert shown[0] == PATH
+    assert shown[1].startswith("gather:   0%")
+
+
+def test_a_hint_names_the_command_that_the_shell_finds(tmp_path: Path, monkeypatch) -> None:
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "art").touch(0o755)
+    running = str(tmp_path / "here/art")
+    monkeypatch.setattr(sys, "argv", [running, "demo"])
+    for first, typed in (("here", "art"), ("there", running), ("nowhere", running)):
+        monkeypatch.setenv("PATH", str(tmp_path / first))
+        assert art_command() == typed
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    assert art_command() == "art"
 
 
 def test_a_file_gets_a_message_as_it_is(capsys) -> None:

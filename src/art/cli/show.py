@@ -10,12 +10,16 @@ import typer
 
 from art.cli.runs import History, SearchedPath, find_history, sparkline_of
 from art.cli.targets import BackendOption, JsonOption, KeyOption, fail, print_json
-from art.terminal import path_option
+from art.terminal import art_command, path_option, say
 
 if TYPE_CHECKING:
     from art.trajectories import Trajectory, TrajectoryGroup
 
 _NEAREST = 5
+_NOT_LOGGED = (
+    "Rollouts marked – did not log their conversation: the command below reads it from the backend's records. "
+    "`await rollout.fill(trajectory)` in the rollout function logs it."
+)
 _USUAL = ("train/reward", "val/reward", "test/reward", "loss/")
 
 
@@ -81,7 +85,7 @@ def _show_metrics(history: History, metric: list[str] | None, path: Path, *, jso
     console.print(str(history.directory), soft_wrap=True, markup=False)
     if steps := _logged_steps(history).get("train"):
         console.print(
-            f"Read what the agent said: art show {history.title} {steps[-1]}{path_option(path)}",
+            f"Read what the agent said: {art_command()} show {history.title} {steps[-1]}{path_option(path)}",
             soft_wrap=True,
             markup=False,
         )
@@ -95,7 +99,7 @@ def _unknown_metric(name: str, history: History) -> str:
     named = ", ".join(list(dict.fromkeys(near))[:_NEAREST] or known[:_NEAREST])
     return (
         f"{history.title} has no metric {name!r}. {'Nearest' if near else 'Some'} of its {len(known)}: {named}. "
-        f"All: art show {history.title} --json"
+        f"All: {art_command()} show {history.title} --json"
     )
 
 
@@ -167,7 +171,11 @@ def _show_rollouts(
         for failure in group.exceptions:
             console.print(f"group {g}: a rollout failed: {failure.message or failure.type}", markup=False)
     option = ("" if split == "train" else f" --split {split}") + path_option(path)
-    console.print(f"Read one: art show {history.title} {step} ROLLOUT{option}", soft_wrap=True, markup=False)
+    if any(one.rollout_id and not one.messages_and_choices for group in groups for one in group):
+        say(_NOT_LOGGED, sys.stdout)
+    console.print(
+        f"Read one: {art_command()} show {history.title} {step} ROLLOUT{option}", soft_wrap=True, markup=False
+    )
 
 
 def _print_transcript(history: History, split: str, step: int, trajectory: "Trajectory", which: str) -> None:

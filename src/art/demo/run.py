@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import secrets
+import shlex
 import subprocess
 import sys
 import time
@@ -10,6 +11,8 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from rich.text import Text
 
 import art
 from art.demo.display import Display
@@ -22,6 +25,7 @@ from art.demo.rollout import play
 from art.demo.statistics import Score, score_games, score_of
 from art.errors import ARTError, MissingExtraError, ModelNotAvailableError
 from art.experiment.seeds import SEEDS_PER_RUN, TRAINING_SEEDS_FROM
+from art.terminal import art_command
 
 BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PROJECT = "demo"
@@ -307,6 +311,9 @@ def show_results(results: Results, directory: RunDirectory, options: DemoOptions
         display.say(f"checkpoint  {results.checkpoint}")
     display.say()
     display.title("What to type next")
-    display.say(f"  art demo --seed {results.config.seed + 1}    train another one, from another seed")
+    command = art_command()
+    display.say("Train another one, from another seed:")
+    display.say(Text(f"  {command} demo --seed {results.config.seed + 1}"))
     if options.backend_url is None:
-        display.say(f"  art serve --path {directory.path}    serve this one to any OpenAI client")
+        display.say("Serve this one to any OpenAI client:")
+        display.say(Text(f"  {command} serve --path {shlex.quote(str(directory.path))}"))

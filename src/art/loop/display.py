@@ -21,7 +21,7 @@ from art.loop.signs import DISTINCT, ENTROPY, USED
 from art.loop.training import Evaluated, StepReport
 from art.metrics_taxonomy import is_trainable
 from art.progress import MessageStream
-from art.terminal import break_lines, path_option
+from art.terminal import art_command, break_lines, path_option
 from art.trajectories import Trajectory
 
 _RECENT = 5
@@ -178,8 +178,8 @@ class LoopDisplay:
     def _now(self) -> Text:
         of = f"/{self._steps - self._begun_at}" if self._steps is not None else ""
         return Text(
-            f"{self._groups.version - self._begun_at}{of} steps · {self._doing} · {self._groups.ready.qsize()} groups ready of "
-            f"{self._per_step} · {self._groups.running} running · {self._runner.running} rollouts",
+            f"{self._groups.version - self._begun_at}{of} steps · {self._doing} · {self._groups.ready.qsize()} of "
+            f"{self._per_step} groups ready · {self._groups.running} running · {self._runner.running} rollouts",
             style="dim",
             no_wrap=True,
             overflow="ellipsis",
@@ -221,8 +221,9 @@ class LoopDisplay:
 def where_to_look(model: AnyTrainableModel, step: int) -> list[str]:
     """The commands that show what a run did."""
     name, option = f"{model.project}/{model.name}", path_option(Path(model.base_path))
-    read = f"Read what the agent said: art show {name} {step}{option}"
-    return [f"See how it went: art show {name}{option}", *([read] if step else [])]
+    show = f"{art_command()} show {name}"
+    read = f"Read what the agent said: {show} {step}{option}"
+    return [f"See how it went: {show}{option}", *([read] if step else [])]
 
 
 def show_interval(found: Interval | None) -> str:

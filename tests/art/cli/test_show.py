@@ -62,6 +62,7 @@ def test_a_step_lists_its_rollouts_and_what_failed(art_path: Path) -> None:
     assert ["3", "2", "+0.000", "2", "nine"] in lines
     assert "group 2: a rollout failed: no dice" in result.stdout
     assert "art show games/pupil 2 ROLLOUT" in result.stdout
+    assert "did not log" not in result.stdout
 
 
 def test_a_rollout_is_read_with_its_reward_and_metrics(art_path: Path) -> None:
@@ -131,6 +132,7 @@ def test_a_conversation_that_only_the_backend_recorded_is_found(art_path: Path) 
     shown = show(art_path, "pupil", "5", "1").stdout  # while the database is open elsewhere
     db.close()
     assert "user\n  Guess a number.\n\nassistant\n  seven\n" in shown
+    assert "did not log their conversation" in show(art_path, "pupil", "5").stdout
     lost = show(art_path, "pupil", "5", "2")
     assert lost.exit_code == 1
     assert "'r_gone'" in lost.stderr
