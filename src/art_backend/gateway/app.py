@@ -150,7 +150,10 @@ def check_rollout(rollout: str) -> None:
     try:
         _NAME.validate_python(rollout)
     except ValidationError as error:
-        raise BadRequestError(f"rollout: {rollout[:200]!r} is not a rollout's id.", param="rollout") from error
+        raise BadRequestError(
+            f"rollout: {rollout[:200]!r} is not a rollout's id. Use the base_url that the rollout was created with.",
+            param="rollout",
+        ) from error
 
 
 def _name_sender(identity: Identity) -> str:

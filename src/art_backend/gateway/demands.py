@@ -186,14 +186,15 @@ def read_structured_outputs(value: Any, where: str = "structured_outputs") -> De
     if kind == "json_object":
         return ANY_OBJECT, where
     at = where if where in _GUIDED else f"{where}.{kind}"
-    good = {
-        "json": isinstance(content, dict),
-        "regex": isinstance(content, str),
-        "choice": isinstance(content, list) and bool(content) and all(isinstance(item, str) for item in content),
-        "grammar": isinstance(content, str),
-    }
-    if not good[kind]:
-        raise BadRequestError(f"{at}: has a wrong type.", param=at)
+    texts = isinstance(content, list) and bool(content) and all(isinstance(item, str) for item in content)
+    good, expected = {
+        "json": (isinstance(content, dict), "a JSON schema, an object"),
+        "regex": (isinstance(content, str), "a string"),
+        "choice": (texts, "a non-empty list of strings"),
+        "grammar": (isinstance(content, str), "a string"),
+    }[kind]
+    if not good:
+        raise BadRequestError(f"{at}: must be {expected}.", param=at)
     if kind == "json" and isinstance(content, dict):
         return Structure("json", schema_text(content, strict=False)), at
     return Structure.from_wire({kind: content}), at

@@ -111,6 +111,9 @@ def read_tools(value: Any) -> Toolbox:
                 description += f" The screen has {width} x {height} pixels."
             function = describe(read_name(tool, where), description, schema)
         else:
-            raise BadRequestError(f"{where}.type: tools of type {tool['type']!r} are unknown.", param=f"{where}.type")
+            raise BadRequestError(
+                f"{where}.type: tools of type {tool['type']!r} are unknown; declare it as 'custom', with an input_schema.",
+                param=f"{where}.type",
+            )
         box.add(function, f"{where}.input_schema", strict=tool.get("strict") is True)
     return box

@@ -214,7 +214,9 @@ class ChatRenderer:
                 known = name not in _RESERVED and re.search(rf"\b{re.escape(name)}\b", self._template_text)
             if not known:
                 where = f"chat_template_kwargs.{name}"
-                raise BadRequestError(f"{where}: this model's chat template has no such argument.", param=where)
+                raise BadRequestError(
+                    f"{where}: this model's chat template has no such argument; leave it out.", param=where
+                )
         try:
             self._hand_written(setting)
         except ValueError as error:

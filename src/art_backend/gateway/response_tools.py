@@ -139,7 +139,10 @@ def _read_tool(box: Toolbox, tool: dict[str, Any], where: str, namespace: str | 
         schema = _plain(builtin.arguments.model_json_schema())
         box.add(describe(kind, builtin.description, schema), where, alias=Alias(kind, kind))
     else:
-        raise BadRequestError(f"{where}.type: tools of type {kind!r} are unknown.", param=f"{where}.type")
+        raise BadRequestError(
+            f"{where}.type: tools of type {kind!r} are unknown; declare it as 'function' or 'custom'.",
+            param=f"{where}.type",
+        )
 
 
 def _is_served(tool: dict[str, Any]) -> bool:
