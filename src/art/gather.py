@@ -64,7 +64,7 @@ class GatherContext:
     max_metrics: int | None = None
     """Most metrics that the bar shows; ``None`` shows all."""
     max_exceptions: int | float = 0
-    """Failures that are borne: a number, or, below 1, a share of the bar's total."""
+    """How many failures to tolerate: a count, or, below 1, a fraction of the bar's total."""
     increment_pbar: bool = True
     recorded: int = 0
     """Trajectories recorded through this very object."""
@@ -175,8 +175,8 @@ async def gather_trajectory_groups(
     Args:
         groups: ``TrajectoryGroup(...)`` of awaitables, or any awaitables of a group.
         pbar_desc: The progress bar's label.
-        max_exceptions: Failed rollouts that are borne in total; below 1, as a share of all. The failure after that
-            raises, as the first one does by default.
+        max_exceptions: How many failed rollouts to tolerate: a count, or, below 1, a fraction of all. The failure after
+            that raises, as the first one does by default.
         max_metrics: Most metrics shown on the bar.
         after_each: Called with each finished group, for instance to judge it. Its exceptions propagate.
 

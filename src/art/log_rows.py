@@ -30,7 +30,7 @@ def as_groups(items: Iterable[TrajectoryGroup] | Iterable[Trajectory | BaseExcep
 
 
 def check_content(groups: Sequence[TrajectoryGroup], given: Mapping[str, Any]) -> None:
-    """Raises TypeError: A reward or a metric is no number, a line or a message is none; the message names it."""
+    """Raises TypeError: A reward, a metric, a line or a message has the wrong type; the error names it."""
     for g, group in enumerate(groups):
         for t, trajectory in enumerate(group.trajectories):
             where = f"group {g}, trajectory {t}"
@@ -63,7 +63,7 @@ def _check_each(items: Sequence[Any], kinds: Any, what: str, wanted: str) -> Non
 
 
 def as_number(value: Any, what: str) -> float:
-    """The value as a float. Raises TypeError: It is none."""
+    """The value as a float. Raises TypeError: It is not a number."""
     if isinstance(value, SupportsFloat):
         return float(value)
     raise TypeError(f"{what[0].upper()}{what[1:]} is {value!r} ({type(value).__name__}); it must be a number.")

@@ -107,11 +107,12 @@ def serve(
     """Serve models and train them until interrupted."""
     if engine not in get_args(EngineKind):
         raise typer.BadParameter(
-            f"{engine!r} is not an engine. Engines: {', '.join(get_args(EngineKind))}.", param_hint="--engine"
+            f"unknown engine {engine!r}; choose from {', '.join(get_args(EngineKind))}.", param_hint="--engine"
         )
     if placement not in get_args(PlacementKind):
         raise typer.BadParameter(
-            f"{placement!r} is none. Placements: {', '.join(get_args(PlacementKind))}.", param_hint="--placement"
+            f"unknown placement {placement!r}; choose from {', '.join(get_args(PlacementKind))}.",
+            param_hint="--placement",
         )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)

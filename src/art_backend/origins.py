@@ -66,7 +66,7 @@ def begin(spec: RegisterModel, base_path: Path, settings: Settings, known: Seque
         if began is None or _source(began, spec.project) != _source(wanted, spec.project):
             raise ConflictError(
                 f"Model {spec.name!r} has checkpoints already (steps {store.steps()}) and began with "
-                f"{began or 'its base model'}, not with {wanted}. Choose a new name to begin anew.",
+                f"{began or 'its base model'}, not with {wanted}. Choose a new name to start over.",
                 param="init_adapter",
             )
         return

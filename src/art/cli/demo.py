@@ -90,7 +90,7 @@ def demo(
 
 
 def _same_command() -> str:
-    """This command, without what would start anew; a key given on the command line is not repeated."""
+    """This command, without what would start it over; a key given on the command line is not repeated."""
     words: list[str] = []
     hide_next = False
     for word in sys.argv[1:]:

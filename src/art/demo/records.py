@@ -121,7 +121,7 @@ class RunDirectory:
         if differing:
             raise ARTError(
                 f"{self.path} holds a run with other settings: {'; '.join(differing)}. Use the same settings to resume it, "
-                "--output for another directory, or --fresh to set it aside and start anew.",
+                "--output for another directory, or --fresh to set it aside and start over.",
                 409,
             )
         return stored
@@ -180,7 +180,7 @@ class RunDirectory:
         try:
             return kind.model_validate_json(path.read_text())
         except ValidationError as error:
-            raise ARTError(f"{path} cannot be read: {error}. Delete it, or start anew with --fresh.", 500) from error
+            raise ARTError(f"{path} cannot be read: {error}. Delete it, or start over with --fresh.", 500) from error
 
     def _write(self, name: str, content: BaseModel) -> None:
         self.path.mkdir(parents=True, exist_ok=True)

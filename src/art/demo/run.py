@@ -87,7 +87,7 @@ async def run_demo(options: DemoOptions, display: Display) -> Results:
     if finished is not None and finished.after.step >= options.steps:
         display.title(f"This run is finished: {finished.after.step} steps in {directory.path}.")
         show_results(finished, directory, options, display)
-        display.say("To start anew, add --fresh; to train on, ask for more --steps.")
+        display.say("To start over, add --fresh; to train on, ask for more --steps.")
         return finished
 
     display.title(f"ART demo: {options.base_model.rsplit('/', 1)[-1]} learns tic-tac-toe (seed {options.seed})")

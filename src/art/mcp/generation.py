@@ -65,12 +65,12 @@ async def generate_scenarios(
     1. [difficulty 1] Add 2 and 3.
     """
     if not tools:
-        raise ValueError("tools: there is none, so there is nothing to write tasks for.")
+        raise ValueError("tools: the list is empty. Give at least one tool to write tasks for.")
     if num_scenarios < 1:
         raise ValueError(f"num_scenarios must be at least 1, not {num_scenarios}.")
     key = generator_api_key if generator_api_key is not None else os.environ.get("OPENROUTER_API_KEY")
     if key is None:
-        raise ValueError("generator_api_key: there is none; give it, or set OPENROUTER_API_KEY.")
+        raise ValueError("generator_api_key is missing: give it, or set OPENROUTER_API_KEY.")
     prompt = _INSTRUCTIONS.format(
         count=num_scenarios,
         custom=f"\n\n{custom_instructions}" if custom_instructions else "",

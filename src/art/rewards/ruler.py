@@ -157,7 +157,7 @@ async def ruler_score_group(
 
     Raises:
         ValueError: A trajectory has additional histories, which the judge could not be shown.
-        TypeError: ``group`` is none.
+        TypeError: ``group`` is not a ``TrajectoryGroup``.
 
     >>> async def judge(messages):
     ...     return '{"scores": [{"trajectory_id": "1", "explanation": "polite", "score": 0.9}]}'

@@ -145,8 +145,8 @@ class ChatRenderer:
                 said = self.encode(text[len(before) :]) if text.startswith(before) else []
         if not said:
             raise BadRequestError(
-                "The model's chat template writes this answer of the assistant otherwise than it asks for one, so its tokens"
-                " cannot be told. Leave the message out, or train on what was sampled.",
+                "The chat template renders this assistant message differently from its generation prompt, so its tokens"
+                " cannot be recovered. Leave the message out, or train on what was sampled.",
                 param="messages",
             )
         ends = [i for i, token in enumerate(said) if token in self.stop_token_ids]

@@ -170,7 +170,7 @@ _EVENT_HEADERS = [
 
 
 def tell(error: Exception) -> ServiceError:
-    """Make an error fit to be told; what nobody foresaw is logged."""
+    """Convert any exception to a ServiceError; log unexpected ones."""
     if isinstance(error, ServiceError):
         return error
     if isinstance(error, RecursionError):

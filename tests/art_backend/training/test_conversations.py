@@ -139,5 +139,5 @@ def test_a_template_that_asks_otherwise_than_it_writes_is_refused():
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}"
     )
-    with pytest.raises(BadRequestError, match="writes this answer of the assistant otherwise than it asks for one"):
+    with pytest.raises(BadRequestError, match="differently from its generation prompt"):
         render_conversation(ChatRenderer(tokenizer), Conversation(messages=CHAT))
