@@ -145,11 +145,11 @@ def serve(
     except KeyboardInterrupt:  # before the server listens; later, it ends in its own way
         sys.exit(INTERRUPTED)
     except ServiceError as error:
-        sys.exit(f"art: {error.message}")
+        sys.exit(f"Error: {error.message}")
     except sqlite3.DatabaseError as error:
-        sys.exit(f"art: {explain_damage(error, path.resolve()).message}")
+        sys.exit(f"Error: {explain_damage(error, path.resolve()).message}")
     except OSError as error:
-        sys.exit(f"art: {error.strerror}: {error.filename or f'{host}:{port}'}")
+        sys.exit(f"Error: {error.strerror}: {error.filename or f'{host}:{port}'}")
 
 
 @cli.command()
@@ -172,9 +172,9 @@ def export(
             Settings(path=path.resolve(), cache=cache), model, target.absolute(), step=step, merged=merged, dtype=dtype
         )
     except ServiceError as error:
-        sys.exit(f"art: {error.message}")
+        sys.exit(f"Error: {error.message}")
     except sqlite3.DatabaseError as error:
-        sys.exit(f"art: {explain_damage(error, path.resolve()).message}")
+        sys.exit(f"Error: {explain_damage(error, path.resolve()).message}")
     print(f"Version {done.step} of {done.project}/{done.name}, {done.kind}:\n  {done.directory}")
     print(f"Load it:\n  {done.load}")
     print(f"Serve it:\n  {done.serve}")
@@ -264,7 +264,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        sys.exit(f"art: cannot listen on {host}:{port}: {error.strerror}. Choose another --port, or 0 for a free one.")
+        sys.exit(
+            f"Error: cannot listen on {host}:{port}: {error.strerror}. Choose another --port, or 0 for a free one."
+        )
     return listener
 
 

@@ -91,6 +91,6 @@ def test_a_damaged_database_is_named(tmp_path, damage):
             check=False,
         )
         assert done.returncode == 1
-        assert done.stderr.startswith(f"art: The database in {tmp_path} cannot be read: "), done.stderr
+        assert done.stderr.startswith(f"Error: The database in {tmp_path} cannot be read: "), done.stderr
         assert "restore it from a backup" in done.stderr
         assert "Traceback" not in done.stderr

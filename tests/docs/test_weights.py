@@ -1,6 +1,5 @@
 """What docs/weights.md shows is what runs."""
 
-import json
 import os
 import re
 import subprocess
@@ -19,8 +18,8 @@ def test_the_script_and_the_commands_of_the_page_run(tmp_path, tiny_model_path):
     (script,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (commands,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "script.py").write_text(script.replace("HuggingFaceTB/SmolLM2-135M-Instruct", str(tiny_model_path)))
-    lesson = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
-    (tmp_path / "lessons.jsonl").write_text(f"{json.dumps(lesson)}\n" * 8)
+    (lesson,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "lessons.jsonl").write_text(lesson * 8)
     assert run(tmp_path, [sys.executable, "script.py"]) == "recomputed: 7 tokens\npupil begins at step 3\n"
     for command in commands.splitlines():
         program, *arguments = command.partition("#")[0].split()

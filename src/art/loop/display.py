@@ -144,8 +144,8 @@ class LoopDisplay:
         """One sentence per split: how its last evaluation compares with its first."""
         if self._unevaluated:
             return [
-                "No held-out evaluation was made: the rewards above are those of the training scenarios alone. Give art.train "
-                "eval_scenarios=[…] that it never trains on."
+                "No held-out evaluation was made: the rewards above are those of the training scenarios alone. Give "
+                "scenarios that are never trained on: eval_scenarios=[…], or --eval-scenarios of `art train`."
             ]
         found: list[str] = []
         for split, evaluations in self._evaluations.items():
