@@ -6,7 +6,6 @@ of two renderings for other chat templates (see ``bridging``). Where neither can
 conversation forks into another row.
 """
 
-import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from art_backend.gateway.learning import SAMPLE_TOOLS, demands_short_ids, learn_
 from art_backend.gateway.message_stream import KnownMessageStream, TextMessageStream, parse_known
 from art_backend.gateway.notation import HERMES, Notation
 from art_backend.gateway.parse import END_THINK, THINK, ParsedMessage, TextParser
-from art_backend.gateway.setting import Message, Setting, Tools
+from art_backend.gateway.setting import Message, Setting, Tools, find_argument_names
 from art_backend.gateway.tool_calls import give_objects, give_short_ids
 from art_backend.gateway.tool_prompt import spell_out_tools
 
@@ -208,11 +207,7 @@ class ChatRenderer:
     def _check_arguments(self, setting: Setting) -> None:
         """Raise BadRequestError for an argument that would have no effect, or that is not the caller's to give."""
         for name in setting.arguments:
-            if self._family is not None:
-                known = name in self._family.argument_names
-            else:
-                known = name not in _RESERVED and re.search(rf"\b{re.escape(name)}\b", self._template_text)
-            if not known:
+            if name not in (self._family.argument_names if self._family else self._argument_names):
                 where = f"chat_template_kwargs.{name}"
                 raise BadRequestError(
                     f"{where}: this model's chat template has no such argument; leave it out.", param=where
@@ -221,6 +216,11 @@ class ChatRenderer:
             self._hand_written(setting)
         except ValueError as error:
             raise BadRequestError(f"chat_template_kwargs: {error}", param="chat_template_kwargs") from error
+
+    @cached_property
+    def _argument_names(self) -> frozenset[str]:
+        with _refusals():
+            return find_argument_names(self._template_text)
 
     def _bridge_known(
         self,
@@ -381,12 +381,6 @@ def _refusals() -> Iterator[None]:
         yield
     except Exception as error:
         raise BadRequestError(f"The model's chat template refuses these messages: {error}", param="messages") from error
-
-
-_RESERVED = {
-    *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters, "messages", "raise_exception", "strftime_now",
-} - {"documents"}  # fmt: skip
-"""Names that are not the caller's to give."""
 
 
 def _generation_stops(path: Path) -> list[int]:

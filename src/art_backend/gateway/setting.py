@@ -4,7 +4,9 @@ Templates may ask for the time, or for a random number. A conversation that goes
 to be rendered as it began: so both are functions of the moment at which it did.
 """
 
+import inspect
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,6 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ParamSpec, TypeVar
+
+from jinja2 import Environment, meta
+from transformers import PreTrainedTokenizerFast
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,6 +26,16 @@ Message = dict[str, Any]
 ``reasoning_content``."""
 
 Tools = Sequence[dict[str, Any]]
+
+_RESERVED = {
+    *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters,
+    *PreTrainedTokenizerFast.SPECIAL_TOKENS_ATTRIBUTES,
+    "messages", "raise_exception", "strftime_now",
+} - {"documents"}  # fmt: skip
+"""Names that are not the caller's to give."""
+
+_GENERATION = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")
+"""Marks of what the assistant says, which only transformers knows."""
 
 _chance = threading.Lock()
 
@@ -56,3 +71,10 @@ def attempt(ask: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         return ask(*args, **kwargs)
     except Exception:  # noqa: BLE001  the code is the model's, not ours
         return None
+
+
+def find_argument_names(template: str) -> frozenset[str]:
+    """Names that a chat template leaves to the caller."""
+    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+    read = meta.find_undeclared_variables(environment.parse(_GENERATION.sub("", template)))
+    return frozenset(read - environment.globals.keys() - _RESERVED)

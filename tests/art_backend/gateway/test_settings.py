@@ -15,7 +15,7 @@ from art_backend.errors import BadRequestError
 from art_backend.gateway import setting
 from art_backend.gateway.families import Family
 from art_backend.gateway.render import ChatRenderer
-from art_backend.gateway.setting import Setting
+from art_backend.gateway.setting import Setting, find_argument_names
 from art_backend.gateway.tree import Tree
 from art_backend.store.captures import CaptureStore
 from art_backend.store.database import open_database
@@ -123,11 +123,33 @@ def test_template_arguments_are_rendered_and_make_another_conversation(tmp_path)
     assert captures.tree(rollout).place(again, None, renderer).parent is None
 
 
-@pytest.mark.parametrize("name", ["thinking", "messages", "tokenize", "strftime_now", "chat_template"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *["thinking", "messages", "tokenize", "strftime_now", "chat_template", "bos_token", "range", "__class__"],
+        *["message", "content", "thoughts", "if", "", "set_here"],  # the template holds these words
+    ],
+)
 def test_an_argument_without_effect_is_named(name):
-    with pytest.raises(BadRequestError, match=rf"chat_template_kwargs\.{name}") as caught:
-        place(Tree(), renderer_of(THINKING), HELLO, {name: True})
+    template = "{% set set_here = 1 %}{{ set_here }}{{ bos_token }}" + THINKING
+    with pytest.raises(BadRequestError, match=rf"chat_template_kwargs\.{name}:") as caught:
+        place(Tree(), renderer_of(template), HELLO, {name: True})
     assert caught.value.param == f"chat_template_kwargs.{name}"
+
+
+@pytest.mark.parametrize(
+    ("template", "names"),
+    [
+        (THINKING, {"enable_thinking"}),
+        ("{% if not date is defined %}{% set date = 'May' %}{% endif %}{{ date }}", {"date"}),
+        ("{% set effort = effort | default('low') %}{{ effort }}", {"effort"}),
+        ("{% macro say(a) %}{{ a ~ tone }}{% endmacro %}{{ say(documents) }}", {"tone", "documents"}),
+        ("{% for m in messages %}{%- generation -%}{{ m }}{% endgeneration %}{% if brief %}{% break %}{% endif %}"
+         "{% set ns = namespace(a=1) %}{% endfor %}{{ raise_exception('') }}{{ eos_token }}", {"brief"}),
+    ],
+)  # fmt: skip
+def test_the_arguments_of_a_template_are_those_that_it_does_not_set(template, names):
+    assert find_argument_names(template) == names
 
 
 def test_a_known_family_takes_its_arguments_and_no_others():
