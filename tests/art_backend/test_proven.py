@@ -21,6 +21,7 @@ UNPROVEN = {
     "qwen3_next": "Qwen3NextForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "glm4": "Glm4ForCausalLM",  # vLLM takes no adapter on its fused gate_up_proj
     "granite": "GraniteForCausalLM",
     "mamba": "MambaForCausalLM",
     "somebody_s_own": "SomethingNew",

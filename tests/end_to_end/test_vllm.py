@@ -69,6 +69,7 @@ async def test_a_killed_engine_is_told_at_once_and_costs_at_most_the_rollouts_in
             group_size=MEMBERS,
             steps=3,
             learning_rate=1e-3,
+            eval_scenarios=[],
             show_progress=False,
         )
     )

@@ -15,7 +15,6 @@ from tests.support.contract_engine import ContractEngine
 from tests.support.tiny import build_tiny_tokenizer, save_random_model
 from transformers import (
     AutoModelForCausalLM,
-    Glm4Config,
     LlamaConfig,
     MistralConfig,
     Olmo2Config,
@@ -69,8 +68,6 @@ CONFIGS = {
     "windowed": MistralConfig(**_COMMON, head_dim=8, sliding_window=24),
     # every second layer without positions
     "smollm3": SmolLM3Config(**_COMMON | SPECIAL_IDS, no_rope_layer_interval=2),
-    # half of each head without positions; a norm after attention and MLP, too
-    "glm4": Glm4Config(**_COMMON | SPECIAL_IDS, head_dim=16),
     # norms after attention and MLP alone
     "olmo2": Olmo2Config(**_COMMON | SPECIAL_IDS),
 }
