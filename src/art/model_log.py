@@ -29,7 +29,11 @@ StateType = TypeVar("StateType", bound=Mapping[str, Any], default=dict[str, Any]
 
 
 class LoggedModel(BaseModel, Generic[ModelConfig, StateType]):
-    """The fields of a model, and what it writes to ``{base_path}/{project}/models/{name}`` and to its loggers."""
+    """The fields of a model, and what it writes to ``{base_path}/{project}/models/{name}`` and to its loggers.
+
+    >>> isinstance(art.Model(name="baseline", project="games", inference_model_name="gpt-4.1"), LoggedModel)
+    True
+    """
 
     model_config = ConfigDict(protected_namespaces=())
 

@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 
 
 class ServiceCalls(MetricSink, RolloutSource, EngineWatch):
-    """Calls a service by its control API."""
+    """Calls a service by its control API.
+
+    >>> (await backend.get_model("examples", "learner")).name == "learner"
+    True
+    """
 
     def __init__(self, client: ControlClient | None) -> None:
         self._client = client
