@@ -55,7 +55,8 @@ async def main(url: str, directory: str, base_model: str) -> None:
                 [art.TrajectoryGroup(rollout(model, n) for n in range(4))], pbar_desc=None
             )
             print("training", step, flush=True)
-            result = await backend.train(model, groups, learning_rate=1e-3)
+            # The second step is long, so that a service killed in a moment dies in the midst of it.
+            result = await backend.train(model, groups, learning_rate=1e-4, epochs=1 if step == 1 else 40)
             await model.log(groups, split="train", metrics=result.metrics, step=result.step)
             print("trained", result.step, flush=True)
             (logged,) = read_trajectory_groups_parquet(
