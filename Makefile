@@ -51,9 +51,9 @@ demo: setup $(if $(filter vllm,$(ENGINE)),vllm)  ## Train a small model at tic-t
 
 # Files are the unit of distribution: the tests of one share a service, an engine, a model.
 PYTEST := -m pytest --numprocesses $(WORKERS) --dist loadfile
-OTHER_DTYPE := import torch; from art_backend.compute import *; \
+OTHER_DTYPE := import torch; from art_backend.models.compute import *; \
 	print("bfloat16" if choose_dtype("auto", choose_device()) is torch.float32 else "float32")
-COMPUTING := tests/art_backend/test_compute.py tests/art_backend/test_exact.py tests/art_backend/inference \
+COMPUTING := tests/art_backend/test_compute.py tests/art_backend/test_exact.py tests/art_backend/engines \
 	tests/art_backend/training tests/end_to_end/test_training.py tests/end_to_end/test_overlap.py
 
 test: setup  ## Run the tests but the long ones (WORKERS=n at a time)

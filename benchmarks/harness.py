@@ -87,7 +87,7 @@ def measure_in_child(module: str, arguments: Sequence[str], environment: Mapping
 
 def describe_machine() -> str:
     """Name the processor that figures come from, what it multiplies natively, and the type that every side computes in."""
-    from art_backend.compute import choose_device, choose_dtype
+    from art_backend.models.compute import choose_device, choose_dtype
 
     device = choose_device()
     dtype = str(choose_dtype("auto", device)).removeprefix("torch.")

@@ -28,9 +28,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from art_backend.inference.contract import Sampling
-from art_backend.inference.process import CPU_ENVIRONMENT, EngineProcess, EngineSettings
-from art_backend.inference.vllm import BARE_NAME
+from art_backend.engines.contract import Sampling
+from art_backend.engines.process import CPU_ENVIRONMENT, EngineProcess, EngineSettings
+from art_backend.engines.vllm import BARE_NAME
 from benchmarks.harness import Row, alternate, compare, console, hold, measure_in_child, report
 from benchmarks.swaps import SWAPS, Swaps, measure_swaps, save_versions
 from benchmarks.vllm_side import VLLM_PYTHON, VllmService, serve_vllm
@@ -189,7 +189,7 @@ def measure_peer(model_path: Path, threads: int) -> Measurement:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from art_backend.compute import choose_dtype
+    from art_backend.models.compute import choose_dtype
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -265,7 +265,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--side", choices=["peer"], help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.model is None:
-        from art_backend.base_models import find_base_model
+        from art_backend.models.base import find_base_model
 
         options.model = find_base_model(BASE_MODEL)
     model, threads = options.model, options.threads

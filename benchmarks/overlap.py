@@ -272,7 +272,7 @@ def _find_model(name: str, directory: Path) -> Path:
         from tests.support.tiny import build_tiny_model
 
         return build_tiny_model(directory / "tiny")
-    from art_backend.base_models import find_base_model
+    from art_backend.models.base import find_base_model
 
     return find_base_model(SMOLLM2 if name == "smollm2" else name)
 

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
-from art_backend.compute import choose_device, choose_dtype
+from art_backend.models.compute import choose_device, choose_dtype
 from benchmarks.overlap_environment import ANSWER, LEARNING_RATE, MAX_TOKENS, TURNS, latency, letters, prompt, reward
 
 

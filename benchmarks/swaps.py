@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from art.wire import LoraSpec
-from art_backend.inference.client import EngineClient, EngineError, EngineUnreachableError
-from art_backend.inference.contract import Sampling
+from art_backend.engines.client import EngineClient, EngineError, EngineUnreachableError
+from art_backend.engines.contract import Sampling
 
 SWAPS = 50
 TALKERS = 4
@@ -44,7 +44,7 @@ def save_versions(model: Path, directory: Path, count: int = SWAPS) -> list[Path
     """Save random adapters of a model as a trainer does; return their directories."""
     import torch
 
-    from art_backend.training.adapter_policy import AdapterPolicy
+    from art_backend.training.policy.adapter import AdapterPolicy
 
     policy = AdapterPolicy(model, LoraSpec(rank=8, alpha=16))
     first = directory / "0001"

@@ -153,7 +153,7 @@ def matrix_rate() -> float:
     """Floating-point operations per second of a large product in the compute type on this machine, now."""
     import torch
 
-    from art_backend.compute import choose_dtype
+    from art_backend.models.compute import choose_dtype
 
     dtype = choose_dtype("auto", torch.device("cpu"))
     a, b = (torch.randn(2_048, 2_048).to(dtype) for _ in range(2))
@@ -197,7 +197,7 @@ def measure_trl(batch: list[list[TokenRow]], model: Path, threads: int, output_d
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
 
-    from art_backend.compute import choose_device, choose_dtype
+    from art_backend.models.compute import choose_device, choose_dtype
     from art_backend.training.memory import peak_memory_bytes
 
     torch.set_num_threads(threads)
@@ -282,9 +282,9 @@ def estimate_seconds(names: list[str], model: Path, quick: bool, rounds: int, ra
     profiled) over packed tokens, and TRL's (to warm up on two rows, and timed) over whole rows."""
     import torch
 
-    from art_backend.compute import choose_dtype
-    from art_backend.training.batch import training_row
-    from art_backend.training.packing import pack_rows
+    from art_backend.models.compute import choose_dtype
+    from art_backend.training.rows.batch import training_row
+    from art_backend.training.rows.packing import pack_rows
     from art_backend.training.trainer import MICRO_BATCH_TOKENS
 
     shares = SHARES[str(choose_dtype("auto", torch.device("cpu"))).removeprefix("torch.")]
@@ -371,7 +371,7 @@ def main() -> None:
             "TRL is not installed, so there is nothing to compare with. Install it: pip install 'art-trainer[trl]'"
         )
     if options.model is None:
-        from art_backend.base_models import find_base_model
+        from art_backend.models.base import find_base_model
 
         options.model = find_base_model(BASE_MODEL)
     names, rounds = [options.batch] if options.batch else list(TARGETS), 1 if options.quick else 3

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from art_backend.inference.client import EngineClient
+from art_backend.engines.client import EngineClient
 from art_backend.process import ChildProcess
 from benchmarks.gateway_service import ENGINE_FILE
 

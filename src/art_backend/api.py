@@ -25,9 +25,9 @@ from art.wire import (
     Version,
 )
 from art_backend.auth import Keyring
-from art_backend.bodies import MAX_CONTROL_BYTES, BodyReader, parse_body
 from art_backend.gateway.keys import read_key
 from art_backend.service import Service
+from art_backend.web.bodies import MAX_CONTROL_BYTES, BodyReader, parse_body
 
 EVENT_KEEP_ALIVE_S = 10.0
 """An event stream never stays silent for longer, so that proxies and clients can tell it from a dead one."""

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from art_backend.errors import ForbiddenError, StorageFailedError, UnauthorizedError
 from art_backend.gateway.ports import Identity
-from art_backend.private import private_file
 from art_backend.store.captures import CaptureStore
+from art_backend.store.private import private_file
 
 SECRET_BYTES = 32
 _MODEL_PREFIX = "art-m-"

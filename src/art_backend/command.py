@@ -17,15 +17,15 @@ import uvloop
 from filelock import FileLock, Timeout
 
 from art_backend.app import build_app
-from art_backend.connections import Connections, count_allowed_connections, guarded, watch
+from art_backend.engines.process import Launcher
 from art_backend.errors import ConflictError, ServiceError
 from art_backend.gateway.limits import MAX_CALLS, MAX_QUEUE
-from art_backend.inference.process import Launcher
-from art_backend.placement import Placement, PlacementKind, parse_device_list
-from art_backend.private import private_directory, private_file
 from art_backend.service import Service
+from art_backend.serving.placement import Placement, PlacementKind, parse_device_list
 from art_backend.settings import EngineKind, Settings
 from art_backend.store.database import explain_damage
+from art_backend.store.private import private_directory, private_file
+from art_backend.web.connections import Connections, count_allowed_connections, guarded, watch
 
 KEEP_ALIVE_S = 120
 """Clients drop idle connections after 4 to 15 s. The service keeps them longer, or a call may meet a closing one."""
@@ -165,7 +165,7 @@ def export(
     cache: Annotated[Path | None, typer.Option(envvar="ART_CACHE", help="Where prepared base models are kept.")] = None,
 ) -> None:
     """Write a trained model as a Hugging Face folder, tokenizer included."""
-    from art_backend.export import export_model  # loads torch, which the service does without
+    from art_backend.models.export import export_model  # loads torch, which the service does without
 
     try:
         done = export_model(

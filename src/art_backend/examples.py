@@ -7,13 +7,13 @@ from typing import Literal
 
 from art.wire import Conversation, Example, RolloutInfo, TokenRow, TrainGroup
 from art_backend.errors import BadRequestError, NotFoundError
-from art_backend.gateway.render import ChatRenderer
-from art_backend.gateway.tree import Turn
-from art_backend.serving import ServedPolicy
+from art_backend.serving.policies import ServedPolicy
 from art_backend.store.captures import CaptureStore
 from art_backend.store.runs import RunStore
-from art_backend.training.conversations import render_conversation
-from art_backend.training.sequences import build_rows, learn_everything
+from art_backend.tokens.render import ChatRenderer
+from art_backend.tokens.tree import Turn
+from art_backend.training.rows.conversations import render_conversation
+from art_backend.training.rows.sequences import build_rows, learn_everything
 from art_backend.training.types import ScoredTrajectory
 
 TrainOn = Literal["assistant", "all"]

@@ -26,14 +26,14 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from art.wire import TrainProgress, TrainResult
+from art_backend.engines.client import EngineError, EngineUnreachableError, SleepTag
+from art_backend.engines.engine import EngineVerbs
 from art_backend.errors import EngineFailedError, TrainerFailedError
-from art_backend.inference.client import EngineError, EngineUnreachableError, SleepTag
-from art_backend.inference.engine import EngineVerbs
 from art_backend.process import DeadlineExceededError, ProcessDiedError
-from art_backend.serving import MAX_RESTARTS, ServedPolicy
+from art_backend.serving.meter import age_metrics, token_ages
+from art_backend.serving.policies import MAX_RESTARTS, ServedPolicy
 from art_backend.training.process import TrainerProcess
 from art_backend.training.types import AnyInput, Canary, StepInput, StepOutput
-from art_backend.utilisation import age_metrics, token_ages
 
 T = TypeVar("T")
 

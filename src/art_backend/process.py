@@ -15,7 +15,7 @@ from typing import IO, TypeVar
 
 import psutil
 
-from art_backend.private import private_file
+from art_backend.store.private import private_file
 
 T = TypeVar("T")
 

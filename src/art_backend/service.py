@@ -22,29 +22,29 @@ from art.wire import (
     TrainSftRequest,
 )
 from art_backend.auth import Keyring
-from art_backend.background import Background
-from art_backend.base_models import find_base_model
-from art_backend.devices import Device, find_usable_devices
-from art_backend.engines import Engines
+from art_backend.engines.process import Launcher
 from art_backend.errors import BadRequestError, ConflictError, NotFoundError, ServiceError
 from art_backend.examples import ExampleFinder
 from art_backend.gateway.limits import ProjectLimits
-from art_backend.gateway.render import ChatRenderer
-from art_backend.inference.process import Launcher
 from art_backend.jobs import JobBoard
-from art_backend.model_directory import ServedModels
+from art_backend.models.base import find_base_model
+from art_backend.models.origins import begin, withdraw
 from art_backend.orchestrator import StepRunner
-from art_backend.origins import begin, withdraw
 from art_backend.planning.architecture import check_proven
 from art_backend.planning.check import check_training
-from art_backend.serving import EngineHost, ServedPolicy, WholePolicy
+from art_backend.serving.devices import Device, find_usable_devices
+from art_backend.serving.engines import Engines
+from art_backend.serving.model_directory import ServedModels
+from art_backend.serving.policies import EngineHost, ServedPolicy, WholePolicy
+from art_backend.serving.trainer_pool import TrainerPool
 from art_backend.settings import Settings
 from art_backend.store.captures import CaptureStore
 from art_backend.store.checkpoints import CheckpointStore
 from art_backend.store.database import open_database, write_back
 from art_backend.store.runs import RunStore
-from art_backend.trainer_pool import TrainerPool
+from art_backend.tokens.render import ChatRenderer
 from art_backend.training.types import AnyInput, SftInput, StepInput
+from art_backend.web.background import Background
 
 RETENTION_CHECK_S = 3600.0
 """Seconds between two searches for old captures."""

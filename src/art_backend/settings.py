@@ -9,7 +9,7 @@ from typing import Literal
 
 from art_backend.errors import BadRequestError
 from art_backend.gateway.limits import MAX_CALLS, MAX_QUEUE
-from art_backend.placement import Placement
+from art_backend.serving.placement import Placement
 
 EngineKind = Literal["auto", "torch", "vllm"]
 

@@ -10,14 +10,14 @@ from starlette.requests import Request
 from tests.support.scripted_engine import serve
 
 from art.wire import RegisterModel
-from art_backend import bodies
 from art_backend.app import build_app
 from art_backend.auth import SECRET_BYTES, Keyring
-from art_backend.bodies import BodyReader
 from art_backend.errors import BadRequestError, BusyError, StorageFailedError
 from art_backend.gateway.ports import Identity
 from art_backend.service import Service
 from art_backend.settings import Settings, contained
+from art_backend.web import bodies
+from art_backend.web.bodies import BodyReader
 
 KEY = "service-key"
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub.utils import httpx
 
-from art_backend import base_models
-from art_backend.base_models import (
+from art_backend.errors import ModelNotAvailableError, StorageFailedError
+from art_backend.models import base as base_models
+from art_backend.models.base import (
     SMALL_MODEL,
     SMALL_MODEL_WHEEL,
     describe_source,
@@ -22,7 +23,6 @@ from art_backend.base_models import (
     gguf_from_wheel,
     missing_files,
 )
-from art_backend.errors import ModelNotAvailableError, StorageFailedError
 
 
 def write_model_files(directory: Path) -> Path:
@@ -64,7 +64,7 @@ def test_a_path_that_does_not_exist_is_never_looked_for_elsewhere(tmp_path: Path
 
 def run_command(cache: Path, name: str, **environment: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "art_backend.base_models", name, "--cache", str(cache)],
+        [sys.executable, "-m", "art_backend.models.base", name, "--cache", str(cache)],
         env={**os.environ, **environment},
         text=True,
         stdout=subprocess.PIPE,

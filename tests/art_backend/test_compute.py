@@ -5,11 +5,11 @@ import torch
 from tests.support.tiny import build_tiny_model
 
 from art.wire import LoraSpec
-from art_backend.compute import choose_dtype
+from art_backend.engines.torch_engine.runner import ModelRunner
 from art_backend.errors import BadRequestError
-from art_backend.inference.torch_engine.runner import ModelRunner
-from art_backend.training.adapter_policy import AdapterPolicy
-from art_backend.training.full_policy import FullPolicy
+from art_backend.models.compute import choose_dtype
+from art_backend.training.policy.adapter import AdapterPolicy
+from art_backend.training.policy.full import FullPolicy
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import httpx
 import pytest
 import uvicorn
 
-from art_backend.connections import Connections, guarded, watch
+from art_backend.web.connections import Connections, guarded, watch
 
 HALF = b"POST /x HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf"
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tests.support.rows import equal_long_rows
 
-from art_backend import exact
+from art_backend.models import exact
 
 
 @pytest.mark.parametrize("product", ["linear", "batched"])

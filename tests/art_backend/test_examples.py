@@ -9,11 +9,11 @@ from tests.support.tiny import build_tiny_tokenizer
 from art.wire import Example, LoraSpec, RegisterModel, TokenRow, TrainGroup, TrainTrajectory
 from art_backend.errors import BadRequestError
 from art_backend.examples import ExampleFinder, tell_untrainable
-from art_backend.gateway.render import ChatRenderer
-from art_backend.gateway.tree import Sampled, new_id
 from art_backend.store.captures import CaptureStore
 from art_backend.store.database import open_database
 from art_backend.store.runs import RunStore
+from art_backend.tokens.render import ChatRenderer
+from art_backend.tokens.tree import Sampled, new_id
 
 HELLO = [{"role": "user", "content": "Hello"}]
 IDS = [5, 6, 2]

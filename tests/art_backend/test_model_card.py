@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from art_backend.model_card import ModelCard
+from art_backend.models.card import ModelCard
 
 
 def card(base_model="org/base", base_source="org/base", rank: int | None = 16):

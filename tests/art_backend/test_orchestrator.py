@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from tests.support.recorded_step import BASE, FakeTrainer, World
 
+from art_backend.engines.client import EngineError, EngineUnreachableError
 from art_backend.errors import (
     BadRequestError,
     BusyError,
@@ -18,9 +19,8 @@ from art_backend.errors import (
     StorageFailedError,
     TrainerFailedError,
 )
-from art_backend.inference.client import EngineError, EngineUnreachableError
 from art_backend.process import ProcessDiedError
-from art_backend.serving import MAX_RESTARTS, Gate, WholePolicy
+from art_backend.serving.policies import MAX_RESTARTS, Gate, WholePolicy
 
 
 async def test_the_order_of_a_step():

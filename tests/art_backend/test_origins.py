@@ -18,7 +18,7 @@ from art_backend.errors import (
     ServiceError,
     StorageFailedError,
 )
-from art_backend.origins import begin
+from art_backend.models.origins import begin
 from art_backend.settings import Settings
 from art_backend.store.checkpoints import CheckpointStore
 from art_backend.training.trainer import Trainer

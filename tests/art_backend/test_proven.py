@@ -6,13 +6,13 @@ import pytest
 from tests.support.tiny import build_tiny_tokenizer
 
 from art.wire import LoraSpec, RegisterModel
+from art_backend.engines.process import EngineSettings, Launch
 from art_backend.errors import ModelNotAvailableError
-from art_backend.inference.process import EngineSettings, Launch
 from art_backend.planning.architecture import PROVEN, check_proven
 from art_backend.process import ProcessDiedError
 from art_backend.service import Service
 from art_backend.settings import Settings
-from art_backend.training.adapter_policy import AdapterPolicy
+from art_backend.training.policy.adapter import AdapterPolicy
 
 UNPROVEN = {
     "nemotron_h": "NemotronHForCausalLM",

@@ -9,10 +9,10 @@ from art.wire import RegisterModel, TokenRow
 from art_backend.app import build_app
 from art_backend.errors import BusyError
 from art_backend.service import Service
-from art_backend.serving import EngineHost, Gate, ServedPolicy
+from art_backend.serving.meter import EngineMeter, EngineTime, age_metrics, token_ages
+from art_backend.serving.policies import EngineHost, Gate, ServedPolicy
 from art_backend.settings import Settings
 from art_backend.training.types import ScoredTrajectory
-from art_backend.utilisation import EngineMeter, EngineTime, age_metrics, token_ages
 
 
 def test_every_second_is_busy_idle_or_paused():

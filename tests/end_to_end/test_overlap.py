@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.support.rows import equal_rows
 
 import art
-from art_backend.compute import choose_device, choose_dtype
+from art_backend.models.compute import choose_device, choose_dtype
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

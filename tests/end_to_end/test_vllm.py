@@ -8,7 +8,7 @@ import time
 import openai
 import psutil
 import pytest
-from tests.art_backend.inference.conftest import VLLM_PYTHON
+from tests.art_backend.engines.conftest import VLLM_PYTHON
 from tests.support.tiny import build_tiny_model
 
 import art

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import art
 from art.errors import BackendError, ConflictError, ModelNotAvailableError
-from art_backend.export import export_model
+from art_backend.models.export import export_model
 from art_backend.settings import Settings
 
 pytestmark = pytest.mark.long

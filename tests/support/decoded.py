@@ -4,9 +4,9 @@ import numpy as np
 import torch
 
 from art.wire import LoraSpec
-from art_backend.training.adapter_policy import AdapterPolicy
-from art_backend.training.packing import TrainingRow, pack_rows
-from art_backend.training.targets import read_targets
+from art_backend.training.policy.adapter import AdapterPolicy
+from art_backend.training.rows.packing import TrainingRow, pack_rows
+from art_backend.training.rows.targets import read_targets
 
 
 def random_policy(base_path, precision="float32"):

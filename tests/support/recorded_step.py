@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 
 from art.wire import TokenRow, TrainOptions
-from art_backend.inference.client import EngineUnreachableError
-from art_backend.inference.process import EngineSettings
+from art_backend.engines.client import EngineUnreachableError
+from art_backend.engines.process import EngineSettings
 from art_backend.orchestrator import StepRunner
-from art_backend.serving import EngineHost, Gate, ServedPolicy
+from art_backend.serving.policies import EngineHost, Gate, ServedPolicy
 from art_backend.training.types import Canary, ScoredTrajectory, StepInput, StepOutput
 
 BASE = "base"

@@ -190,7 +190,7 @@ def _default_model() -> list[Finding]:
     """Where the model that demo and examples train would come from."""
     if not _has_backend():
         return []
-    command = [sys.executable, "-m", "art_backend.base_models", BASE_MODEL, "--check"]
+    command = [sys.executable, "-m", "art_backend.models.base", BASE_MODEL, "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     name = "default model"
     if done.returncode == 0:

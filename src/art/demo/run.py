@@ -280,7 +280,7 @@ def prepare_base_model(name: str) -> None:
     """
     if any(importlib.util.find_spec(module) is None for module in ("art_backend", "torch", "fastapi")):
         raise MissingExtraError("The backend", "backend")
-    command = [sys.executable, "-m", "art_backend.base_models", name]
+    command = [sys.executable, "-m", "art_backend.models.base", name]
     finished = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     if finished.returncode == INTERRUPTED:
         raise KeyboardInterrupt

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from art.wire import RolloutKind
 from art_backend.gateway.ports import ServedModel
 from art_backend.gateway.sources import Source
-from art_backend.gateway.tree import Tree
 from art_backend.store.captures import CaptureStore
+from art_backend.tokens.tree import Tree
 
 RECENT = 4
 """Ambient rollouts of one model whose conversations can be continued."""

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from art_backend.gateway.parse import ParsedMessage
+from art_backend.gateway.dialects.toolbox import Alias, Aliases
 from art_backend.gateway.ports import ServedModel
 from art_backend.gateway.sampling import Plan
 from art_backend.gateway.sources import Source
-from art_backend.gateway.tool_calls import ParsedToolCall
-from art_backend.gateway.toolbox import Alias, Aliases
-from art_backend.gateway.tree import Turn, new_id
+from art_backend.tokens.parse import ParsedMessage
+from art_backend.tokens.tool_calls import ParsedToolCall
+from art_backend.tokens.tree import Turn, new_id
 
 TopLogprobs = list[list[tuple[int, float]]]
 

@@ -11,20 +11,20 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 
 from art.wire import Name
-from art_backend.bodies import MAX_CALL_BYTES, BodyReader, parse_body
 from art_backend.errors import BadRequestError, ServiceError
-from art_backend.gateway import schemas
-from art_backend.gateway.chat import CHAT
-from art_backend.gateway.completions import COMPLETIONS
+from art_backend.gateway.dialects import schemas
+from art_backend.gateway.dialects.chat import CHAT
+from art_backend.gateway.dialects.completions import COMPLETIONS
+from art_backend.gateway.dialects.messages import MESSAGES, read_count
+from art_backend.gateway.dialects.responding import AnswerResponse, ErrorResponse, Surface, tell
+from art_backend.gateway.dialects.responses import RESPONSES
+from art_backend.gateway.dialects.stored_responses import add_stored_responses
 from art_backend.gateway.keys import read_key
 from art_backend.gateway.limits import ProjectLimits, check_extent
-from art_backend.gateway.messages import MESSAGES, read_count
 from art_backend.gateway.ports import Identity, ModelDirectory
-from art_backend.gateway.responding import AnswerResponse, ErrorResponse, Surface, tell
-from art_backend.gateway.responses import RESPONSES
-from art_backend.gateway.stored_responses import add_stored_responses
 from art_backend.gateway.turns import TurnTaker
 from art_backend.store.captures import CaptureStore
+from art_backend.web.bodies import MAX_CALL_BYTES, BodyReader, parse_body
 
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from renderers.base import Renderer, ToolCallParseStatus
 
-from art_backend.gateway.detokenize import TextStream
-from art_backend.gateway.notation import read_constants
-from art_backend.gateway.parse import ParsedMessage, StopScanner, TextParser, overlap
-from art_backend.gateway.tool_calls import make_call
+from art_backend.tokens.detokenize import TextStream
+from art_backend.tokens.notation import read_constants
+from art_backend.tokens.parse import ParsedMessage, StopScanner, TextParser, overlap
+from art_backend.tokens.tool_calls import make_call
 
 
 class TextMessageStream:

@@ -8,8 +8,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from art_backend.gateway.render import ChatRenderer
-from art_backend.inference.engine import EngineVerbs
+from art_backend.engines.engine import EngineVerbs
+from art_backend.tokens.render import ChatRenderer
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from art_backend.engines.contract import Sampling, Structure
 from art_backend.errors import BadRequestError
-from art_backend.inference.contract import Sampling, Structure
 
 Number = Annotated[int | float, Field(allow_inf_nan=False)]
 

@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 import orjson
 
+from art_backend.engines.contract import Structure
 from art_backend.errors import BadRequestError
 from art_backend.gateway.form import Form
 from art_backend.gateway.message_stream import KnownMessageStream, TextMessageStream
-from art_backend.gateway.parse import ParsedMessage
-from art_backend.gateway.plain_text import PlainText
-from art_backend.gateway.render import ChatRenderer, Message
-from art_backend.gateway.tree import Digest, Prompt, Tree, extend_digest
-from art_backend.inference.contract import Structure
+from art_backend.tokens.parse import ParsedMessage
+from art_backend.tokens.plain_text import PlainText
+from art_backend.tokens.render import ChatRenderer, Message
+from art_backend.tokens.tree import Digest, Prompt, Tree, extend_digest
 
 MessageStream = TextMessageStream | KnownMessageStream
 

@@ -1,10 +1,10 @@
 """Refuses structures that cannot be enforced, before an engine is asked."""
 
+from art_backend.engines.contract import Structure
 from art_backend.errors import BadRequestError
 from art_backend.gateway.sources import Source
 from art_backend.gateway.threads import FairThreads
-from art_backend.grammar.check import CHECKER
-from art_backend.inference.contract import Structure
+from art_backend.tokens.grammar.check import CHECKER
 
 
 class StructureGuard:

@@ -12,22 +12,22 @@ from functools import partial
 from typing import Any
 
 from art.wire import RolloutKind
+from art_backend.engines.client import EngineError
+from art_backend.engines.contract import Generation
 from art_backend.errors import BadRequestError, BusyError, EngineFailedError, ServiceError
 from art_backend.gateway.ambient import AmbientRollouts
 from art_backend.gateway.answers import Answer, Call, Completed, Part, TopLogprobs
+from art_backend.gateway.dialects.toolbox import Alias
 from art_backend.gateway.limits import ProjectLimits, check_choices
-from art_backend.gateway.parse import ParsedMessage
 from art_backend.gateway.ports import Identity, Lease, ModelDirectory, ServedModel
 from art_backend.gateway.retries import RetryWindow
 from art_backend.gateway.sampling import Plan, plan_sampling
 from art_backend.gateway.sources import Conversation, MessageStream, Source
 from art_backend.gateway.structures import StructureGuard
 from art_backend.gateway.threads import FairThreads
-from art_backend.gateway.toolbox import Alias
-from art_backend.gateway.tree import Prompt, Sampled, Tree, Turn
-from art_backend.inference.client import EngineError
-from art_backend.inference.contract import Generation
 from art_backend.store.captures import CaptureStore
+from art_backend.tokens.parse import ParsedMessage
+from art_backend.tokens.tree import Prompt, Sampled, Tree, Turn
 
 LONG_TEXT = 20_000
 """Characters of a prompt from which it is rendered beside the event loop, not on it."""

@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 
 from art.wire import Optimizer
-from art_backend.devices import find_devices
 from art_backend.errors import BadRequestError, ServiceError
 from art_backend.planning.architecture import read_architecture
 from art_backend.planning.memory import GIB, Wanted, plan
 from art_backend.planning.table import build_lines, build_table, to_json
+from art_backend.serving.devices import find_devices
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:G|GB|GiB)?", re.IGNORECASE)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 
-from art_backend.base_models import default_cache
 from art_backend.errors import BadRequestError, ModelNotAvailableError
+from art_backend.models.base import default_cache
 
 PLANNED = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 """``model_type`` of the models whose memory is planned: decoders with grouped-query attention, a gated MLP and two RMSNorms in

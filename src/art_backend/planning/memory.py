@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from art.wire import Optimizer
-from art_backend.inference.vllm import GPU_MEMORY_SHARE, VERSIONS_IN_A_BATCH
+from art_backend.engines.vllm import GPU_MEMORY_SHARE, VERSIONS_IN_A_BATCH
 from art_backend.planning.architecture import Architecture
 
 Placement = Literal["colocated", "dedicated"]

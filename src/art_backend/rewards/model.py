@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from art.wire.rewards import Conversation, PreferencePair, RewardReport, TrainReward
-from art_backend.base_models import find_base_model
-from art_backend.compute import choose_device
 from art_backend.errors import BadRequestError, NotFoundError
+from art_backend.models.base import find_base_model
+from art_backend.models.compute import choose_device
 from art_backend.rewards.pairs import split_examples, split_pairs
 from art_backend.rewards.report import build_report, fit_temperature
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from art_backend.errors import StorageFailedError
-from art_backend.private import private_file
+from art_backend.store.private import private_file
 
 LONGEST_LOG = 16_000
 """Pages of the write-ahead log (4 KiB each) at which a commit writes them back itself, should ``write_back`` be late."""

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from art_backend.training.losses import MAX_LOG_RATIO, PolicyLoss
+from art_backend.training.algorithms.losses import MAX_LOG_RATIO, PolicyLoss
 from art_backend.training.memory import peak_memory_bytes
-from art_backend.training.packing import Pack
+from art_backend.training.rows.packing import Pack
 
 Progress = Callable[[int, int], None]
 """(packed tokens done, packed tokens in all)"""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from art.wire import ErrorCode
-from art_backend.devices import visible
 from art_backend.errors import (
     BadRequestError,
     ConflictError,
@@ -21,6 +20,7 @@ from art_backend.errors import (
     TrainerFailedError,
 )
 from art_backend.process import ChildProcess, ProcessDiedError
+from art_backend.serving.devices import visible
 from art_backend.training.memory import CPU_ENVIRONMENT
 from art_backend.training.types import AnyInput, Canary, ModelSetup, StepOutput
 from art_backend.training.worker import encode_setup, encode_step

@@ -23,20 +23,23 @@ from art_backend.errors import (
     TrainerFailedError,
 )
 from art_backend.store.checkpoints import CheckpointStore
-from art_backend.training.adapter_policy import AdapterPolicy
-from art_backend.training.algorithms import PRESETS
-from art_backend.training.attention import Kind
-from art_backend.training.batch import Member, StepBatch, build_batch, weigh
-from art_backend.training.canaries import CanaryProbe
-from art_backend.training.full_policy import FullPolicy
-from art_backend.training.loaded import Loaded
+from art_backend.training.algorithms.presets import PRESETS
+from art_backend.training.algorithms.user_code import load_advantage, load_loss
 from art_backend.training.memory import return_free_memory
 from art_backend.training.metrics import Progress, SftMeter, StepMeter, UpdateMeter
 from art_backend.training.optimizers import FlatAdamW, FlatOptimizer, load_optimizer
-from art_backend.training.packing import Pack, TrainingRow, pack_rows
-from art_backend.training.policy import Policy
+from art_backend.training.policy.adapter import AdapterPolicy
+from art_backend.training.policy.attention import Kind
+from art_backend.training.policy.base import Policy
+from art_backend.training.policy.canaries import CanaryProbe
+from art_backend.training.policy.full import FullPolicy
+from art_backend.training.policy.loaded import Loaded
+from art_backend.training.rows.batch import Member, StepBatch, build_batch, weigh
+from art_backend.training.rows.packing import Pack, TrainingRow, pack_rows
+from art_backend.training.rows.sft import build_plan
+from art_backend.training.rows.structures import StructureReplay
+from art_backend.training.rows.targets import read_targets
 from art_backend.training.schedule import learning_rate
-from art_backend.training.sft import build_plan
 from art_backend.training.state import (
     TrainerState,
     fingerprint_base,
@@ -45,11 +48,8 @@ from art_backend.training.state import (
     write_state,
     write_tensors,
 )
-from art_backend.training.structures import StructureReplay
-from art_backend.training.targets import read_targets
 from art_backend.training.types import AnyInput, Canary, ModelSetup, SftInput, StepInput, StepOutput
 from art_backend.training.update import add_gradient, prepare
-from art_backend.training.user_code import load_advantage, load_loss
 
 MICRO_BATCH_TOKENS = {"cpu": 1_536, "cuda": 16_384}
 """Packed tokens per forward pass when the caller does not say, by device; more where rows are long."""

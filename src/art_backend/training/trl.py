@@ -23,14 +23,14 @@ from transformers import AutoTokenizer, TrainerCallback
 
 from art.wire import Algorithm, TrainOptions
 from art_backend.errors import BadRequestError
-from art_backend.training.adapter_policy import AdapterPolicy
-from art_backend.training.algorithms import PRESETS
-from art_backend.training.batch import StepBatch, weigh
-from art_backend.training.loaded import Loaded
-from art_backend.training.losses import MIN_LOGPROB, clipped_importance, importance_weights
+from art_backend.training.algorithms.losses import MIN_LOGPROB, clipped_importance, importance_weights
+from art_backend.training.algorithms.presets import PRESETS
 from art_backend.training.metrics import Progress, StepMeter
-from art_backend.training.packing import Floats, TrainingRow, pack_rows
-from art_backend.training.targets import read_targets
+from art_backend.training.policy.adapter import AdapterPolicy
+from art_backend.training.policy.loaded import Loaded
+from art_backend.training.rows.batch import StepBatch, weigh
+from art_backend.training.rows.packing import Floats, TrainingRow, pack_rows
+from art_backend.training.rows.targets import read_targets
 from art_backend.training.trainer import Trainer
 from art_backend.training.types import ModelSetup, StepInput
 from art_backend.training.update import clip_ranges

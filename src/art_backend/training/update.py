@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from art.wire import KlPlace, TrainOptions
-from art_backend.training.algorithms import PRESETS
-from art_backend.training.losses import TokenBatch, TokenLoss, log_ratio_to, policy_loss, shape_advantages
+from art_backend.training.algorithms.losses import TokenBatch, TokenLoss, log_ratio_to, policy_loss, shape_advantages
+from art_backend.training.algorithms.presets import PRESETS
 from art_backend.training.metrics import StepMeter
-from art_backend.training.packing import Pack
-from art_backend.training.policy import Policy
-from art_backend.training.targets import PackTargets, read_targets
+from art_backend.training.policy.base import Policy
+from art_backend.training.rows.packing import Pack
+from art_backend.training.rows.targets import PackTargets, read_targets
 
 
 @dataclass(slots=True)

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 import art
 from art.cli import app
-from art_backend.gateway.render import ChatRenderer
-from art_backend.gateway.tree import Sampled
 from art_backend.settings import Settings
 from art_backend.store.captures import CaptureStore
 from art_backend.store.database import open_database
+from art_backend.tokens.render import ChatRenderer
+from art_backend.tokens.tree import Sampled
 
 QUESTION = {"role": "user", "content": "Guess a number."}
 

@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from art_backend.gateway import schemas
+from art_backend.gateway.dialects import schemas
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

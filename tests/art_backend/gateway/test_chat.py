@@ -12,8 +12,8 @@ from openai.types.chat import ChatCompletionChunk
 from tests.art_backend.gateway.conftest import MODEL_KEY, SERVICE_KEY
 from tests.support.scripted_engine import logprob_of
 
-from art_backend.gateway.chat import write_events
-from art_backend.gateway.parse import ParsedMessage
+from art_backend.gateway.dialects.chat import write_events
+from art_backend.tokens.parse import ParsedMessage
 
 HELLO = [{"role": "user", "content": "Hello"}]
 

@@ -4,7 +4,7 @@ import pytest
 from tests.art_backend.gateway.conftest import MODEL_KEY, start_gateway
 from tests.support.tiny import build_tiny_tokenizer
 
-from art_backend.gateway.chat_messages import read_messages
+from art_backend.gateway.dialects.chat_messages import read_messages
 
 HELLO = [{"role": "user", "content": "?"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

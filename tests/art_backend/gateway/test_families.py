@@ -7,8 +7,8 @@ import pytest
 from tests.art_backend.gateway.conftest import start_gateway
 from tests.support.tiny import build_tiny_tokenizer
 
-from art_backend.gateway import families
-from art_backend.gateway.families import find_family
+from art_backend.tokens import families
+from art_backend.tokens.families import find_family
 
 HERMES = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
 TOOL = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"type": "object"}}}

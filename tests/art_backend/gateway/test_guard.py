@@ -10,9 +10,9 @@ from tests.art_backend.gateway.templates import LLAMA, MISTRAL, QWEN_CODER, Temp
 from tests.support.tiny import CHAT_TEMPLATE
 from tokenizers import normalizers
 
-from art_backend.gateway.families import Family
-from art_backend.gateway.render import ChatRenderer
-from art_backend.gateway.setting import Setting
+from art_backend.tokens.families import Family
+from art_backend.tokens.render import ChatRenderer
+from art_backend.tokens.setting import Setting
 
 CHATML = Template(CHAT_TEMPLATE, marks=("<tool_call>", "</tool_call>", "<think>", "</think>"))
 _QWEN = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")

@@ -8,7 +8,7 @@ import pytest
 from tests.art_backend.gateway.conftest import start_gateway
 
 from art_backend.errors import BusyError
-from art_backend.gateway.chat import read_call
+from art_backend.gateway.dialects.chat import read_call
 from art_backend.gateway.limits import MAX_WAITING_BYTES, ProjectLimits
 from art_backend.gateway.turns import LONG_TEXT
 

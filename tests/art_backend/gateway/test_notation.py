@@ -13,9 +13,9 @@ from tests.art_backend.gateway.test_guard import FAMILIES, build
 
 from art_backend.errors import BadRequestError
 from art_backend.gateway.form import Form
-from art_backend.gateway.parse import ParsedMessage
-from art_backend.gateway.render import ChatRenderer
-from art_backend.grammar.vocabulary import GrammarVocabulary
+from art_backend.tokens.grammar.vocabulary import GrammarVocabulary
+from art_backend.tokens.parse import ParsedMessage
+from art_backend.tokens.render import ChatRenderer
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_backend.gateway.notation import HERMES
-from art_backend.gateway.parse import ParsedMessage, StopScanner, TextParser, overlap
+from art_backend.tokens.notation import HERMES
+from art_backend.tokens.parse import ParsedMessage, StopScanner, TextParser, overlap
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1.0, "b": "ü"}}\n</tool_call>'
 

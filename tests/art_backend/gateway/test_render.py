@@ -9,9 +9,9 @@ from renderers import Qwen3RendererConfig
 from tests.support.tiny import build_tiny_tokenizer
 
 from art_backend.errors import BadRequestError
-from art_backend.gateway.detokenize import Detokenizer, TextStream
-from art_backend.gateway.families import Family
-from art_backend.gateway.render import ChatRenderer
+from art_backend.tokens.detokenize import Detokenizer, TextStream
+from art_backend.tokens.families import Family
+from art_backend.tokens.render import ChatRenderer
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 

@@ -12,14 +12,14 @@ from tests.support.tiny import CHAT_TEMPLATE, build_tiny_tokenizer
 
 from art.wire import Conversation as Example
 from art_backend.errors import BadRequestError
-from art_backend.gateway import setting
-from art_backend.gateway.families import Family
-from art_backend.gateway.render import ChatRenderer
-from art_backend.gateway.setting import Setting, find_argument_names
-from art_backend.gateway.tree import Tree
 from art_backend.store.captures import CaptureStore
 from art_backend.store.database import open_database
-from art_backend.training.conversations import render_conversation
+from art_backend.tokens import setting
+from art_backend.tokens.families import Family
+from art_backend.tokens.render import ChatRenderer
+from art_backend.tokens.setting import Setting, find_argument_names
+from art_backend.tokens.tree import Tree
+from art_backend.training.rows.conversations import render_conversation
 
 HELLO = [{"role": "user", "content": "Hello"}]
 NUMBERED = CHAT_TEMPLATE.replace("message['role'] +", "(loop.index | string) + message['role'] +").replace(

@@ -17,14 +17,14 @@ from tests.support.tiny import build_tiny_model, build_tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
 from art.wire import LoraSpec, TrainOptions
-from art_backend.grammar.vocabulary import GrammarVocabulary
-from art_backend.inference.contract import Structure
-from art_backend.inference.process import EngineProcess, EngineSettings
-from art_backend.training.adapter_policy import AdapterPolicy
-from art_backend.training.batch import build_batch, weigh
-from art_backend.training.packing import pack_rows
-from art_backend.training.structures import StructureReplay
-from art_backend.training.targets import read_targets
+from art_backend.engines.contract import Structure
+from art_backend.engines.process import EngineProcess, EngineSettings
+from art_backend.tokens.grammar.vocabulary import GrammarVocabulary
+from art_backend.training.policy.adapter import AdapterPolicy
+from art_backend.training.rows.batch import build_batch, weigh
+from art_backend.training.rows.packing import pack_rows
+from art_backend.training.rows.structures import StructureReplay
+from art_backend.training.rows.targets import read_targets
 from art_backend.training.types import ScoredTrajectory, StepInput
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -15,12 +15,12 @@ from tests.support.hostile import DEEP, FLAT
 from tests.support.tiny import build_tiny_tokenizer
 
 from art.wire import StructuredSpan, TokenRow
-from art_backend.grammar import __main__ as program
-from art_backend.grammar.check import StructureChecker
-from art_backend.grammar.notation import MAX_CHOICES, StructureError
-from art_backend.grammar.vocabulary import MAX_COMPILED_BYTES, GrammarVocabulary
-from art_backend.inference.contract import Structure
-from art_backend.training.structures import StructureReplay
+from art_backend.engines.contract import Structure
+from art_backend.tokens.grammar import __main__ as program
+from art_backend.tokens.grammar.check import StructureChecker
+from art_backend.tokens.grammar.notation import MAX_CHOICES, StructureError
+from art_backend.tokens.grammar.vocabulary import MAX_COMPILED_BYTES, GrammarVocabulary
+from art_backend.training.rows.structures import StructureReplay
 
 
 class Person(BaseModel):

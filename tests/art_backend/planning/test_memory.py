@@ -23,9 +23,9 @@ from art_backend.planning.memory import (
     plan,
 )
 from art_backend.planning.verdict import describe, find_remedy, smallest_device
-from art_backend.training.adapter_policy import AdapterPolicy
-from art_backend.training.full_policy import FullPolicy
-from art_backend.training.packing import plain_pack
+from art_backend.training.policy.adapter import AdapterPolicy
+from art_backend.training.policy.full import FullPolicy
+from art_backend.training.rows.packing import plain_pack
 
 QWEN = KNOWN["Qwen2.5-7B"]
 TOKENS = 96

@@ -8,12 +8,12 @@ from tests.support.tiny import build_tiny_tokenizer
 
 from art.wire import RolloutKind
 from art_backend.errors import NotFoundError, StorageFailedError
-from art_backend.gateway.render import ChatRenderer
-from art_backend.gateway.tree import Sampled, new_id
 from art_backend.store import captures as module
 from art_backend.store.captures import CaptureStore
 from art_backend.store.database import open_database
-from art_backend.training.sequences import build_rows
+from art_backend.tokens.render import ChatRenderer
+from art_backend.tokens.tree import Sampled, new_id
+from art_backend.training.rows.sequences import build_rows
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_backend.training.advantages import (
+from art_backend.training.algorithms.advantages import (
     batch_normalised,
     group_relative,
     has_signal,

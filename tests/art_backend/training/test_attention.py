@@ -9,14 +9,14 @@ from tests.support.largest import LargestResult
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from art_backend.training.attention import (
+from art_backend.training.policy.attention import (
     block_mask,
     branch_attention,
     dense_mask,
     query_blocks,
 )
-from art_backend.training.lora import FusedLoraLinear
-from art_backend.training.packing import TrainingRow, pack_rows
+from art_backend.training.policy.lora import FusedLoraLinear
+from art_backend.training.rows.packing import TrainingRow, pack_rows
 
 CPU = torch.device("cpu")
 

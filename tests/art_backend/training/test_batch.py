@@ -5,7 +5,7 @@ import pytest
 
 from art.wire import Algorithm, Overlong, StructuredSpan, TrainOptions
 from art_backend.errors import BadRequestError
-from art_backend.training.batch import build_batch, weigh
+from art_backend.training.rows.batch import build_batch, weigh
 from art_backend.training.types import ScoredTrajectory, StepInput
 
 

@@ -8,10 +8,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
 from art.wire import LoraSpec
-from art_backend.training import adapter_policy as policy_module
-from art_backend.training.adapter_policy import AdapterPolicy
-from art_backend.training.fused import FrozenRmsNorm, SwiGluMlp, fuse
-from art_backend.training.packing import plain_pack
+from art_backend.training.policy import adapter as policy_module
+from art_backend.training.policy.adapter import AdapterPolicy
+from art_backend.training.policy.fused import FrozenRmsNorm, SwiGluMlp, fuse
+from art_backend.training.rows.packing import plain_pack
 
 
 @pytest.fixture(params=["llama", "qwen2", "qwen3"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from art.wire import LoraSpec
-from art_backend.training import unsloth
+from art_backend.training.policy import unsloth
 
 PACKAGES = Path(sys.prefix) / "gpu-only"
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from art_backend.training import logits
-from art_backend.training.logits import SlotMasks, greedy_logprobs, target_logprobs
+from art_backend.training.policy import logits
+from art_backend.training.policy.logits import SlotMasks, greedy_logprobs, target_logprobs
 
 
 @pytest.fixture(params=[1, 3 * 4 * 11, 10**6], ids=["one", "three", "all"])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from art_backend.training.losses import (
+from art_backend.training.algorithms.losses import (
     TokenBatch,
     clipped,
     clipped_importance,

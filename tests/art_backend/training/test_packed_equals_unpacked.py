@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from art.wire import LoraSpec
-from art_backend.training.adapter_policy import AdapterPolicy
-from art_backend.training.packing import TrainingRow, pack_rows
-from art_backend.training.targets import read_targets
+from art_backend.training.policy.adapter import AdapterPolicy
+from art_backend.training.rows.packing import TrainingRow, pack_rows
+from art_backend.training.rows.targets import read_targets
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 

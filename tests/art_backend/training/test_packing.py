@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art_backend.training.packing import TrainingRow, common_prefix, pack_rows
+from art_backend.training.rows.packing import TrainingRow, common_prefix, pack_rows
 
 
 def row(ids, trained=None, **values):

@@ -6,11 +6,11 @@ from safetensors.torch import load_file, save_file
 from tests.support.tiny import build_tiny_model
 
 from art.wire import LoraSpec
-from art_backend.training.adapter_policy import AdapterPolicy
-from art_backend.training.full_policy import FullPolicy
 from art_backend.training.optimizers import FlatAdamW
-from art_backend.training.packing import plain_pack
-from art_backend.training.parking import Parking
+from art_backend.training.policy.adapter import AdapterPolicy
+from art_backend.training.policy.full import FullPolicy
+from art_backend.training.policy.parking import Parking
+from art_backend.training.rows.packing import plain_pack
 from art_backend.training.state import TrainerState
 from art_backend.training.trainer import Loaded
 

@@ -6,10 +6,10 @@ from tests.support.largest import LargestResult
 
 from art.wire import LoraSpec
 from art_backend.errors import ModelNotAvailableError
-from art_backend.training import policy as module
-from art_backend.training.adapter_policy import AdapterPolicy
-from art_backend.training.full_policy import FullPolicy
-from art_backend.training.packing import plain_pack
+from art_backend.training.policy import base as module
+from art_backend.training.policy.adapter import AdapterPolicy
+from art_backend.training.policy.full import FullPolicy
+from art_backend.training.rows.packing import plain_pack
 
 
 @pytest.fixture(params=["adapter", "whole"])

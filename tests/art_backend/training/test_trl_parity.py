@@ -10,12 +10,12 @@ from tests.support.tiny import build_tiny_tokenizer
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 from art.wire import Algorithm, LoraSpec, TokenRow, TrainOptions
-from art_backend.training.adapter_policy import AdapterPolicy
-from art_backend.training.algorithms import PRESETS
-from art_backend.training.batch import build_batch, weigh
-from art_backend.training.losses import TokenBatch, policy_loss
-from art_backend.training.packing import pack_rows
-from art_backend.training.targets import read_targets
+from art_backend.training.algorithms.losses import TokenBatch, policy_loss
+from art_backend.training.algorithms.presets import PRESETS
+from art_backend.training.policy.adapter import AdapterPolicy
+from art_backend.training.rows.batch import build_batch, weigh
+from art_backend.training.rows.packing import pack_rows
+from art_backend.training.rows.targets import read_targets
 from art_backend.training.types import ScoredTrajectory, StepInput
 
 trl = pytest.importorskip("trl", reason="the extra `trl` is not installed")

@@ -7,10 +7,10 @@ import torch
 
 from art.wire import TrainOptions
 from art_backend.errors import BadRequestError
-from art_backend.training.losses import TokenBatch
+from art_backend.training.algorithms.losses import TokenBatch
+from art_backend.training.algorithms.user_code import load_advantage, load_loss
 from art_backend.training.trainer import Trainer
 from art_backend.training.types import StepInput
-from art_backend.training.user_code import load_advantage, load_loss
 
 MODULE = '''
 def best_of(rewards, scale):

@@ -1,0 +1,1 @@
+"""Tokens and their meaning: the message tree, rendering, parsing, bridging, and the notation of tool calls."""

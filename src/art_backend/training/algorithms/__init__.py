@@ -1,0 +1,1 @@
+"""Algorithms: advantages, losses, their named compositions, and the user's own."""

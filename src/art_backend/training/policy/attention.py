@@ -1,0 +1,262 @@
+"""Attention along the ancestry of a packed prefix tree.
+
+Ways to the same numbers, chosen by the device:
+
+- ``branches`` (CPU): each branch of the tree attends to its own path and nothing else, by plain matrix products.
+- ``flex`` (CUDA): FlexAttention with the block mask of the tree.
+- ``dense``: SDPA with a [T, T] mask. Simple; what the others are tested against.
+- ``rows``: causal attention, for models whose kernels know no other (Unsloth). Packs hold one row each.
+
+The model is told through transformers' public ``AttentionInterface`` and the keyword arguments that its layers pass on.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import AttentionInterface
+
+from art_backend.models import exact
+from art_backend.training.rows.packing import Pack
+
+Kind = Literal["branches", "flex", "dense", "rows"]
+
+BRANCH_ATTENTION = "art_prefix_tree"
+"""Name under which branch attention is known to transformers."""
+
+QUERY_BLOCK = 256
+"""Most queries of one block of branch attention."""
+
+MASK_BLOCK = 128
+"""Queries and keys of one block of FlexAttention's mask."""
+
+IMPLEMENTATIONS: dict[Kind, str] = {
+    "branches": BRANCH_ATTENTION,
+    "flex": "flex_attention",
+    "dense": "sdpa",
+    "rows": "sdpa",
+}
+"""The ``attn_implementation`` that a model is loaded with."""
+
+
+@dataclass(slots=True)
+class QueryBlock:
+    """Consecutive tokens of one branch, and where they look."""
+
+    start: int
+    stop: int
+    keys: slice | Tensor
+    """Packed positions of the path from the root to ``stop``, L in all: a range where they are one, else [L] int64."""
+    length: int
+    """L"""
+
+
+def attention_arguments(kind: Kind, pack: Pack, device: torch.device) -> dict[str, Any]:
+    """Keyword arguments for the model's forward pass over ``pack``."""
+    match kind:
+        case "branches":
+            return {"attention_mask": None, "blocks": query_blocks(pack, device)}
+        case "flex":
+            return {"attention_mask": block_mask(torch.from_numpy(pack.ends).to(device))}
+        case "rows":
+            if len(pack.branches) > 1:
+                raise ValueError("A pack of several rows needs attention that follows its tree.")
+            return {"attention_mask": None}
+        case "dense":
+            return {"attention_mask": dense_mask(torch.from_numpy(pack.ends).to(device))[None, None]}
+
+
+def query_blocks(pack: Pack, device: torch.device, size: int = QUERY_BLOCK) -> list[QueryBlock]:
+    """Cut the branches of a pack into blocks of at most ``size`` tokens.
+
+    A part of a branch is a branch itself, whose ancestors include the parts before it; small blocks leave out most of the
+    pairs that causality forbids, and bound the memory of the scores.
+    """
+    blocks: list[QueryBlock] = []
+    for branch in pack.branches:
+        path = np.concatenate([branch.ancestors, np.arange(branch.start, branch.stop)])
+        for start in range(branch.start, branch.stop, size):
+            stop = min(start + size, branch.stop)
+            length = branch.ancestors.size + stop - branch.start
+            together = int(path[length - 1] - path[0]) == length - 1
+            keys = slice(int(path[0]), stop) if together else torch.from_numpy(path[:length]).to(device)
+            blocks.append(QueryBlock(start, stop, keys, length))
+    return blocks
+
+
+def dense_mask(ends: Tensor) -> Tensor:
+    """[T, T] bool: query q attends to key k iff k ≤ q < ends[k]."""
+    position = torch.arange(ends.shape[0], device=ends.device)
+    return (position[None, :] <= position[:, None]) & (position[:, None] < ends[None, :])
+
+
+def block_mask(ends: Tensor) -> BlockMask:
+    """The same as ``dense_mask``, for FlexAttention. The closure reads ``ends``, so one compiled kernel serves every tree.
+
+    Whether a block of queries looks at a block of keys follows from the largest and the smallest end among the keys, so that
+    nothing of size [T, T] is computed, as ``create_block_mask`` would.
+    """
+
+    def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key <= query) & (query < ends[key])
+
+    size = ends.shape[0]
+    count = -(-size // MASK_BLOCK)
+    ends_BK = torch.nn.functional.pad(ends, (0, count * MASK_BLOCK - size)).view(count, MASK_BLOCK)
+    block = torch.arange(count, device=ends.device)
+    starts, before = block * MASK_BLOCK, block[None, :] < block[:, None]
+    some = (block[None, :] == block[:, None]) | (before & (starts[:, None] < ends_BK.amax(1)[None, :]))
+    every = before & (starts[:, None] + MASK_BLOCK <= ends_BK.amin(1)[None, :])
+    return BlockMask.from_kv_blocks(
+        *_block_indices(some & ~every),
+        *_block_indices(every),
+        BLOCK_SIZE=MASK_BLOCK,
+        mask_mod=attends,
+        seq_lengths=(size, size),
+    )
+
+
+def _block_indices(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Of blocks [query block, key block]: how many key blocks each query block has, and which, those first, as FlexAttention
+    takes them."""
+    counts = chosen.sum(1, dtype=torch.int32)
+    return counts[None, None], torch.argsort(chosen.int(), dim=1, descending=True, stable=True).int()[None, None]
+
+
+def branch_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    blocks: list[QueryBlock],
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Attention of every block over its path, as transformers calls it.
+
+    Args:
+        query: [1, heads, T, D].
+        key: [1, key heads, T, D].
+        value: [1, key heads, T, D].
+
+    Returns:
+        Output [1, T, heads, D], and no weights.
+    """
+    if dropout:
+        raise ValueError("Tree attention has no dropout; set attention_dropout to 0.")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    output = _BranchAttention.apply(query[0], key[0], value[0], blocks, scale)
+    return output[None], None  # pyright: ignore[reportOptionalSubscript]
+
+
+class _BranchAttention(torch.autograd.Function):
+    """softmax(q·kᵀ·scale)·v, block by block; the weights are computed again in the backward pass instead of kept.
+
+    Query heads that share a key head (G of them) are folded into the rows of one matrix, so each block is a few batched
+    products [key heads, G·n, …]. Scores and softmax of the forward pass are float32, whatever the compute type.
+
+    The backward pass touches each score as little as it can. What is subtracted from a product (a row's largest score
+    before the softmax; Σ P·dP, as grad·output, Dao et al. 2022, arXiv:2205.14135) is two more columns of its factors, so
+    the difference is rounded to the compute type once, and small numbers keep their digits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: list[QueryBlock], scale: float) -> Tensor:
+        heads, size, width = query.shape
+        output = torch.empty(size, heads, width, dtype=query.dtype, device=query.device)
+        peaks = torch.empty(heads, size, 1, device=query.device)
+        for block in blocks:
+            q, k, v = _fold(query, block, key.shape[0]), _select(key, block), _select(value, block)
+            scores = _mask(exact.batched(q, k).mul_(scale), block)
+            _unfold(peaks, block, scores.amax(-1, keepdim=True))
+            mixed = exact.weighted(torch.softmax(scores, dim=-1, out=scores), v)
+            _unfold(output.transpose(0, 1), block, mixed)
+        ctx.save_for_backward(query, key, value, output, peaks)
+        ctx.blocks, ctx.scale = blocks, scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, peaks = ctx.saved_tensors
+        width, groups = query.shape[-1], key.shape[0]
+        grad_output = grads[0].transpose(0, 1)
+        drops = (grad_output.float() * output.transpose(0, 1)).sum(-1, keepdim=True)
+        queries, keys = _less(query, peaks / ctx.scale), _plus(key)
+        gradients, values = _less(grad_output, drops), _plus(value)
+        # Σ dS over the keys is 0 but for rounding, which a part that all keys share would magnify.
+        centred = (key - key.float().mean(1, keepdim=True)).to(key.dtype)
+        grad_query = torch.empty_like(query)
+        grad_key = torch.zeros(key.shape, dtype=torch.float32, device=key.device)
+        grad_value = torch.zeros_like(grad_key)
+        for block in ctx.blocks:
+            q, k = _fold(queries, block, groups), _select(keys, block)
+            g, v = _fold(gradients, block, groups), _select(values, block)
+            weights = torch.softmax(_mask(torch.bmm(q, k.transpose(1, 2)).mul_(ctx.scale), block), dim=-1)
+            # dS = P · (dP − Σ P·dP)
+            grad_scores = torch.bmm(g, v.transpose(1, 2)).mul_(weights)
+            _accumulate(grad_value, block, torch.bmm(weights.transpose(1, 2), g[..., :width]))
+            _accumulate(grad_key, block, torch.bmm(grad_scores.transpose(1, 2), q[..., :width]))
+            _unfold(grad_query, block, torch.bmm(grad_scores, _select(centred, block)).mul_(ctx.scale))
+        return grad_query, grad_key.mul_(ctx.scale).to(key.dtype), grad_value.to(value.dtype), None, None
+
+
+def _less(x: Tensor, amount: Tensor) -> Tensor:
+    """[…, D + 2]: a factor whose product with ``_plus`` is x·yᵀ − amount, for amounts […, 1] in float32."""
+    high = amount.to(x.dtype)
+    return torch.cat([x, -high, (high.float() - amount).to(x.dtype)], dim=-1)
+
+
+def _plus(y: Tensor) -> Tensor:
+    """[…, D + 2]: the other factor."""
+    return torch.cat([y, torch.ones_like(y[..., :2])], dim=-1)
+
+
+def _mask(scores: Tensor, block: QueryBlock) -> Tensor:
+    """Remove, in place, what causality forbids from scores [key heads, G·n, L]."""
+    n = block.stop - block.start
+    scores.view(scores.shape[0], -1, n, block.length)[..., block.length - n :].add_(
+        _causal(n, scores.dtype, scores.device)
+    )
+    return scores
+
+
+@functools.lru_cache(maxsize=256)
+def _causal(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[n, n]: −inf above the diagonal, 0 elsewhere."""
+    return torch.full((n, n), float("-inf"), dtype=dtype, device=device).triu_(1)
+
+
+def _fold(x: Tensor, block: QueryBlock, groups: int) -> Tensor:
+    """[heads, T, D] → the block's [groups, heads/groups · n, D]."""
+    return x[:, block.start : block.stop].reshape(groups, -1, x.shape[-1])
+
+
+def _unfold(target: Tensor, block: QueryBlock, x: Tensor) -> None:
+    """The inverse of ``_fold``, written into ``target`` [heads, T, D]."""
+    n = block.stop - block.start
+    target[:, block.start : block.stop] = x.view(target.shape[0], n, x.shape[-1])
+
+
+def _select(x: Tensor, block: QueryBlock) -> Tensor:
+    """The block's keys or values: [key heads, L, D]."""
+    return x[:, block.keys] if isinstance(block.keys, slice) else x.index_select(1, block.keys)
+
+
+def _accumulate(total: Tensor, block: QueryBlock, x: Tensor) -> None:
+    """Add [key heads, L, D] at the block's keys."""
+    if isinstance(block.keys, slice):
+        total[:, block.keys] += x
+    else:
+        total.index_add_(1, block.keys, x.float())
+
+
+_forward: Callable[..., tuple[Tensor, None]] = branch_attention
+AttentionInterface.register(BRANCH_ATTENTION, _forward)

@@ -1,0 +1,1 @@
+"""From captured turns to packed training rows."""

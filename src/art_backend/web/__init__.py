@@ -1,0 +1,1 @@
+"""HTTP plumbing: request bodies, connections, and background work."""
