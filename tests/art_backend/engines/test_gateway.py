@@ -7,8 +7,8 @@ import openai
 import pytest
 import pytest_asyncio
 from openai.lib.streaming.chat import ChatCompletionStreamState
-from tests.art_backend.gateway.conftest import check_rows, start_gateway
 from tests.art_backend.engines.conftest import WITH_A_MODEL
+from tests.art_backend.gateway.conftest import check_rows, start_gateway
 
 from art.wire import LoraSpec, TrainOptions
 from art_backend.engines.contract import Generation
