@@ -19,13 +19,11 @@ if TYPE_CHECKING:
     from art.rollout import Rollout
     from art.run_sync import run_sync
     from art.scopes import current_trajectory, trajectory, trajectory_group
-    from art.serverless import ServerlessBackend
     from art.trajectories import Trajectory, TrajectoryGroup
     from art.types import (
         LocalTrainResult,
         Messages,
         MessagesAndChoices,
-        ServerlessTrainResult,
         Tools,
         TrainConfig,
         TrainResult,
@@ -44,8 +42,6 @@ _HOME = {
     "Preflight": "art.loop",
     "RemoteBackend": "art.remote",
     "Rollout": "art.rollout",
-    "ServerlessBackend": "art.serverless",
-    "ServerlessTrainResult": "art.types",
     "Tools": "art.types",
     "TrainConfig": "art.types",
     "TrainResult": "art.types",
@@ -74,7 +70,7 @@ _HOME = {
 """Where each public name lives. A module is imported when one of its names is first asked for."""
 
 _MODULES = (
-    *("capture", "costs", "dev", "errors", "gather", "guided_completion", "langgraph", "mcp", "metrics", "rewards"),
+    *("capture", "dev", "errors", "gather", "guided_completion", "langgraph", "mcp", "metrics", "rewards"),
     *("trajectories", "types", "utils"),
 )
 """Modules that are reached as attributes of the package, without importing them first."""
@@ -89,8 +85,6 @@ __all__ = [
     "Preflight",
     "RemoteBackend",
     "Rollout",
-    "ServerlessBackend",
-    "ServerlessTrainResult",
     "Tools",
     "TrainConfig",
     "TrainResult",

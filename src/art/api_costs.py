@@ -5,26 +5,22 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
+from importlib import import_module
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, cast
 
-from art.costs import MODEL_PRICING, tokens_to_cost
+from art.errors import MissingExtraError
 
-__all__ = ["MODEL_TOKEN_PRICING", "TokenPricing", "track_api_cost"]
+__all__ = ["Prices", "TokenPricing", "track_api_cost"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-CostExtractor: TypeAlias = Callable[[Any], float | None]
 _LITELLM_HEADER = "llm_provider-x-litellm-response-cost"
 
 
 @dataclass(frozen=True)
 class TokenPricing:
-    """Dollars per million tokens. Prices of cached tokens that are ``None`` are those of the prompt.
-
-    >>> TokenPricing(prompt_per_million=2.0, completion_per_million=8.0).cached_prompt_per_million is None
-    True
-    """
+    """Dollars per million tokens. A price of cached tokens that is ``None`` is that of the prompt."""
 
     prompt_per_million: float
     completion_per_million: float
@@ -33,51 +29,57 @@ class TokenPricing:
     cache_read_per_million: float | None = None
 
 
-MODEL_TOKEN_PRICING: dict[str, TokenPricing] = {
-    "openai/gpt-4.1": TokenPricing(2.0, 8.0, cached_prompt_per_million=0.5),
-    "anthropic/claude-sonnet-4-6": TokenPricing(
-        3.0, 15.0, cache_creation_per_million=3.75, cache_read_per_million=0.30
-    ),
-}
+class Prices(TypedDict, total=False):
+    """Dollars per million tokens, as keywords of a call. They override registered prices one by one."""
+
+    prompt_price_per_million: float | None
+    completion_price_per_million: float | None
+    cached_prompt_price_per_million: float | None
+    cache_creation_price_per_million: float | None
+    cache_read_price_per_million: float | None
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """What a response counts. ``prompt`` holds neither kind of cached tokens."""
+
+    prompt: float
+    completion: float
+    cache_read: float
+    cache_written: float = 0.0
 
 
 def extract_response_cost(
-    response: Any,
-    *,
-    provider: str,
-    model_name: str,
-    extractor: CostExtractor | None = None,
-    registered: TokenPricing | None = None,
-    prices: Mapping[str, float | None] | None = None,
+    response: Any, *, provider: str, model_name: str, registered: TokenPricing | None = None, prices: Prices
 ) -> float:
-    """Dollars that ``response`` cost.
-
-    A cost that the response states comes first, then the provider's ``extractor``, then prices times tokens.
+    """Dollars that ``response`` cost: as it states, else by the prices given, else by those of ``genai-prices``.
 
     Args:
         model_name: Whose prices are taken; never the name that the response gives.
-        registered: Prices that stand before the built-in ones.
-        prices: Single prices, by the names of ``TokenPricing``, that override all others.
 
     Raises:
-        ValueError: No cost is stated and it cannot be computed.
+        ValueError: The response states no cost, and none can be computed.
+        MissingExtraError: No prices are given, and ``genai-prices`` is not installed.
     """
     if (stated := _stated_cost(response)) is not None:
         return stated
-    if extractor is not None and (found := extractor(response)) is not None:
-        return float(found)
-    pricing = _pricing(
-        model_name, registered, {name: price for name, price in (prices or {}).items() if price is not None}
-    )
-    usage = _get(response, "usage")
-    estimate = {"openai": _openai_cost, "anthropic": _anthropic_cost}.get(provider.strip().lower())
-    if estimate is None:
-        raise ValueError(
-            f"The response states no cost, and how {provider!r} counts tokens is unknown; register a cost extractor for it."
-        )
-    if usage is None:
-        raise ValueError(f"The response of {provider!r} states neither a cost nor its usage.")
-    return estimate(usage, pricing)
+    provider = provider.strip().lower()
+    tokens = _count_tokens(response, provider)
+    given = {
+        name.replace("_price_", "_"): price
+        for name, price in cast(Mapping[str, float | None], prices).items()
+        if price is not None
+    }
+    if registered is not None:
+        return _cost(tokens, dataclasses.replace(registered, **given), provider)
+    if given:
+        if not {"prompt_per_million", "completion_per_million"} <= given.keys():
+            raise ValueError(
+                f"No price is registered for {model_name!r}, so {', '.join(given)} is not enough: give the prices of prompt and "
+                "completion, or call register_model_pricing."
+            )
+        return _cost(tokens, TokenPricing(**given), provider)
+    return _look_up(tokens, provider, model_name)
 
 
 def track_api_cost(
@@ -86,22 +88,25 @@ def track_api_cost(
     provider: str,
     model_name: str,
     response_getter: Callable[[Any], Any] | None = None,
-    prompt_price_per_million: float | None = None,
-    completion_price_per_million: float | None = None,
-    cached_prompt_price_per_million: float | None = None,
-    cache_creation_price_per_million: float | None = None,
-    cache_read_price_per_million: float | None = None,
+    **prices: Unpack[Prices],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function, sync or async, that calls a model's API: its cost is booked with the active builder.
 
     Args:
         source: Where it is booked: ``costs/{context}/{source}``.
         response_getter: Finds the response in what the function returns; ``None``: it returns the response.
+        prices: Dollars per million tokens; see ``Prices``.
 
     Raises:
         ValueError: A name is blank; when called, the cost cannot be known.
 
-    >>> @track_api_cost(source="judge", provider="openai", model_name="openai/gpt-4.1")
+    >>> @track_api_cost(
+    ...     source="judge",
+    ...     provider="openai",
+    ...     model_name="my-judge",
+    ...     prompt_price_per_million=2.0,
+    ...     completion_price_per_million=8.0,
+    ... )
     ... async def ask():
     ...     return {"usage": {"prompt_tokens": 1000, "completion_tokens": 100}}
     >>> builder = art.metrics.MetricsBuilder("train")
@@ -121,17 +126,8 @@ def track_api_cost(
             builder = MetricsBuilder.get_active()
         except LookupError:
             return
-        builder.add_response_cost(
-            source,
-            (response_getter(result) if response_getter is not None else None) or result,
-            provider=provider,
-            model_name=model_name,
-            prompt_price_per_million=prompt_price_per_million,
-            completion_price_per_million=completion_price_per_million,
-            cached_prompt_price_per_million=cached_prompt_price_per_million,
-            cache_creation_price_per_million=cache_creation_price_per_million,
-            cache_read_price_per_million=cache_read_price_per_million,
-        )
+        response = (response_getter(result) if response_getter is not None else None) or result
+        builder.add_response_cost(source, response, provider=provider, model_name=model_name, **prices)
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if inspect.iscoroutinefunction(function):
@@ -165,44 +161,54 @@ def _stated_cost(response: Any) -> float | None:
     return float(header) if isinstance(header, (int, float, str)) and not isinstance(header, bool) else None
 
 
-def _pricing(model_name: str, registered: TokenPricing | None, explicit: dict[str, float]) -> TokenPricing:
-    known = registered or MODEL_TOKEN_PRICING.get(model_name)
-    if known is None and (open_model := MODEL_PRICING.get(model_name)) is not None:
-        known = TokenPricing(open_model.prefill, open_model.sample)
-    if known is not None:
-        return dataclasses.replace(known, **explicit)
-    if {"prompt_per_million", "completion_per_million"} <= explicit.keys():
-        return TokenPricing(**explicit)
-    raise ValueError(
-        f"No pricing configured for {model_name!r}: give prompt and completion prices, or call register_model_pricing."
-    )
-
-
-def _openai_cost(usage: Any, pricing: TokenPricing) -> float:
-    prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+def _count_tokens(response: Any, provider: str) -> _Tokens:
+    usage = _get(response, "usage")
+    if provider not in ("openai", "anthropic"):
+        raise ValueError(f"The response states no cost, and ART cannot read {provider!r}'s usage: openai, anthropic.")
+    if usage is None:
+        raise ValueError(f"The response of {provider!r} states neither a cost nor its usage.")
+    if provider == "anthropic":
+        names = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+        return _Tokens(*(_count(usage, name) for name in names))
+    prompt = _count(usage, "prompt_tokens")
     cached = min(_count(_get(usage, "prompt_tokens_details"), "cached_tokens"), prompt)
-    cached_price = _or(pricing.cached_prompt_per_million, pricing.prompt_per_million)
+    return _Tokens(prompt - cached, _count(usage, "completion_tokens"), cached)
+
+
+def _cost(tokens: _Tokens, pricing: TokenPricing, provider: str) -> float:
+    prompt = pricing.prompt_per_million
+    read = pricing.cached_prompt_per_million if provider == "openai" else pricing.cache_read_per_million
+    written = pricing.cache_creation_per_million
     return (
-        tokens_to_cost(prompt - cached, pricing.prompt_per_million)
-        + tokens_to_cost(cached, cached_price)
-        + tokens_to_cost(completion, pricing.completion_per_million)
+        tokens.prompt * prompt
+        + tokens.completion * pricing.completion_per_million
+        + tokens.cache_read * (prompt if read is None else read)
+        + tokens.cache_written * (prompt if written is None else written)
+    ) / 1_000_000
+
+
+def _look_up(tokens: _Tokens, provider: str, model_name: str) -> float:
+    try:
+        genai_prices: Any = import_module("genai_prices")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"No price is registered for {model_name!r}: call register_model_pricing, or use genai-prices, which",
+            "prices",
+        ) from error
+    usage = genai_prices.Usage(
+        input_tokens=int(tokens.prompt + tokens.cache_read + tokens.cache_written),
+        output_tokens=int(tokens.completion),
+        cache_read_tokens=int(tokens.cache_read),
+        cache_write_tokens=int(tokens.cache_written),
     )
-
-
-def _anthropic_cost(usage: Any, pricing: TokenPricing) -> float:
-    prompt_price = pricing.prompt_per_million
-    return (
-        tokens_to_cost(_count(usage, "input_tokens"), prompt_price)
-        + tokens_to_cost(
-            _count(usage, "cache_creation_input_tokens"), _or(pricing.cache_creation_per_million, prompt_price)
-        )
-        + tokens_to_cost(_count(usage, "cache_read_input_tokens"), _or(pricing.cache_read_per_million, prompt_price))
-        + tokens_to_cost(_count(usage, "output_tokens"), pricing.completion_per_million)
-    )
-
-
-def _or(price: float | None, fallback: float) -> float:
-    return fallback if price is None else price
+    try:
+        price = genai_prices.calc_price(usage, model_name.removeprefix(f"{provider}/"), provider_id=provider)
+    except LookupError as error:
+        raise ValueError(
+            f"genai-prices knows no price of {model_name!r} by {provider!r}. Call register_model_pricing, or pass "
+            "prompt_price_per_million and completion_price_per_million."
+        ) from error
+    return float(price.total_price)
 
 
 def _count(holder: Any, name: str) -> float:

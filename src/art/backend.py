@@ -41,7 +41,7 @@ class Backend(Protocol):
     async def _delete_checkpoint_files(self, model: "TrainableModel[Any, Any]", steps_to_keep: list[int]) -> None: ...
 
     async def _prepare_backend_for_training(
-        self, model: "TrainableModel[Any, Any]", config: "dev.OpenAIServerConfig | None" = None
+        self, model: "TrainableModel[Any, Any]", config: "dict[str, Any] | None" = None
     ) -> tuple[str, str]:
         """Return the base URL and the key of the model's inference endpoint."""
         ...

@@ -4,9 +4,9 @@ import contextlib
 import time
 from collections.abc import Generator, Iterable, Mapping
 from contextvars import ContextVar, Token
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
-from art.api_costs import CostExtractor, TokenPricing, extract_response_cost, track_api_cost
+from art.api_costs import Prices, TokenPricing, extract_response_cost, track_api_cost
 
 __all__ = [
     "MetricsBuilder",
@@ -59,7 +59,6 @@ class _Shared:
         self.scenario_ids: dict[str, None] = {}
         self.pending: dict[str, dict[str, float]] = {}
         self.pending_ids: dict[str, list[str]] = {}
-        self.extractors: dict[str, CostExtractor] = {}
         self.pricing: dict[str, TokenPricing] = {}
         self.builders: dict[tuple[str, str], MetricsBuilder] = {}
 
@@ -144,10 +143,6 @@ class MetricsBuilder:
 
     # Costs of responses
 
-    def register_cost_extractor(self, provider: str, extractor: CostExtractor) -> None:
-        """Let ``extractor`` find the cost in ``provider``'s responses; its ``None`` means: compute it from tokens."""
-        self._shared.extractors[provider.strip().lower()] = extractor
-
     def register_model_pricing(
         self,
         model_name: str,
@@ -174,33 +169,26 @@ class MetricsBuilder:
         *,
         provider: str,
         model_name: str,
-        prompt_price_per_million: float | None = None,
-        completion_price_per_million: float | None = None,
-        cached_prompt_price_per_million: float | None = None,
-        cache_creation_price_per_million: float | None = None,
-        cache_read_price_per_million: float | None = None,
-    ) -> float | None:
+        **prices: Unpack[Prices],
+    ) -> float:
         """Book what a response cost at ``costs/{cost_context}/{source}``.
+
+        Args:
+            prices: Dollars per million tokens; without any, ``genai-prices`` is asked.
 
         Returns:
             The dollars.
 
         Raises:
-            ValueError: The response states no cost, and there are no prices to compute one from.
+            ValueError: The response states no cost, and none can be computed.
+            MissingExtraError: No prices are given, and ``genai-prices`` is not installed.
         """
         cost = extract_response_cost(
             response,
             provider=provider,
             model_name=model_name,
-            extractor=self._shared.extractors.get(provider.strip().lower()),
             registered=self._shared.pricing.get(model_name),
-            prices={
-                "prompt_per_million": prompt_price_per_million,
-                "completion_per_million": completion_price_per_million,
-                "cached_prompt_per_million": cached_prompt_price_per_million,
-                "cache_creation_per_million": cache_creation_price_per_million,
-                "cache_read_per_million": cache_read_price_per_million,
-            },
+            prices=prices,
         )
         self.add_cost(f"{self.cost_context}/{source}", cost)
         return cost

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
     from art import dev
-    from art.costs import CostCalculator
+    from art.model_spec import InternalModelConfig
 
 
 class Model(LoggedModel[ModelConfig, StateType], Generic[ModelConfig, StateType]):
@@ -145,10 +145,9 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
     """A local path, a hub id, or another name that the backend can resolve."""
     trainable: Literal[True] = True  # type: ignore[assignment]
 
-    _internal_config: "dev.InternalModelConfig | None" = PrivateAttr(default=None)
-    _cost_calculator: "CostCalculator | None" = PrivateAttr(default=None)
+    _internal_config: "InternalModelConfig | None" = PrivateAttr(default=None)
 
-    def __init__(self, *, _internal_config: "dev.InternalModelConfig | None" = None, **data: Any) -> None:
+    def __init__(self, *, _internal_config: "InternalModelConfig | None" = None, **data: Any) -> None:
         super().__init__(**data)
         self._internal_config = _internal_config
 
@@ -156,7 +155,7 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
         """The fields, and ``_internal_config``."""
         return {**super().model_dump(**options), "_internal_config": self._internal_config}
 
-    async def register(self, backend: Backend, _openai_client_config: "dev.OpenAIServerConfig | None" = None) -> None:
+    async def register(self, backend: Backend, _openai_client_config: "dict[str, Any] | None" = None) -> None:
         """Make the model known to a backend, which loads and serves it. Doing it again is harmless."""
         await super().register(backend)
         base_url, api_key = await backend._prepare_backend_for_training(self, _openai_client_config)  # pyright: ignore[reportPrivateUsage]
@@ -253,14 +252,6 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
             say(f"{self.name}: no {best_checkpoint_metric!r} was logged, so only the latest checkpoint is kept")
         keep = [latest] if best is None or best == latest else [best, latest]
         await self.backend()._delete_checkpoint_files(self, keep)  # pyright: ignore[reportPrivateUsage]
-
-    @property
-    def cost_calculator(self) -> "CostCalculator":
-        """Turns token counts into costs by their logged names; by default into none."""
-        return self._cost_calculator or (lambda prompt_tokens, completion_tokens, cost_context: {})
-
-    def set_cost_calculator(self, calculator: "CostCalculator | None") -> None:
-        self._cost_calculator = calculator
 
 
 def _check_config(config: Any, kind: type[Any]) -> None:

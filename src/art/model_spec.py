@@ -1,19 +1,57 @@
-"""From a model of the frontend to what is registered with a service."""
+"""A model's settings, ``_internal_config``, and what is registered of them with a service."""
 
 import re
 import warnings
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypedDict
 
 from art.backend import AnyTrainableModel
-from art.dev.model import InternalModelConfig
-from art.dev.validate import validate_dedicated_config
 from art.train_options import validate
 from art.wire import RegisterModel
 
 _PEFT_NAMES = {"r": "rank", "lora_alpha": "alpha", "target_modules": "target_modules", "random_state": "seed"}
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _warned: set[str] = set()
+
+
+class InitArgs(TypedDict, total=False):
+    """How the base model is loaded."""
+
+    max_seq_length: int
+    """Longest prompt plus completion, in tokens."""
+    full_finetuning: bool
+    """Train all weights instead of an adapter."""
+
+
+class PeftArgs(TypedDict, total=False):
+    """The adapter (Hu et al. 2021, arXiv:2106.09685)."""
+
+    r: int
+    """Rank."""
+    lora_alpha: float
+    """The update is scaled by ``lora_alpha / r``."""
+    target_modules: list[str]
+    """Names of the linear layers that get an adapter."""
+    random_state: int
+    """Seed of the adapter's initial weights."""
+
+
+class InternalModelConfig(TypedDict, total=False):
+    """Everything about a model that is not its name. Other keys have no effect here, and a warning says so.
+
+    >>> settings: InternalModelConfig = {"peft_args": {"r": 8, "lora_alpha": 16}}
+    >>> model = art.TrainableModel(name="m", project="p", base_model="b", _internal_config=settings)
+    """
+
+    init_adapter: str | None
+    """Where a model without checkpoints begins: a PEFT adapter's directory on the backend's machine, or ``project/name@step``
+    (or ``@latest``) of another model."""
+    init_args: InitArgs
+    peft_args: PeftArgs
+    trainer_gpu_ids: list[int]
+    """Devices that train; given together with ``inference_gpu_ids`` or not at all."""
+    inference_gpu_ids: list[int]
+    """Devices that serve."""
 
 
 def build_registration(model: AnyTrainableModel, *, honoured: Collection[str] = ()) -> RegisterModel:
@@ -51,6 +89,35 @@ def build_registration(model: AnyTrainableModel, *, honoured: Collection[str] = 
         },
         f"Model {model.name!r} cannot be registered",
     )
+
+
+def is_dedicated_mode(config: InternalModelConfig) -> bool:
+    """Whether training and inference have devices of their own."""
+    return "trainer_gpu_ids" in config and "inference_gpu_ids" in config
+
+
+def validate_dedicated_config(config: InternalModelConfig) -> None:
+    """Check ``trainer_gpu_ids`` and ``inference_gpu_ids``.
+
+    Raises:
+        ValueError: Naming the setting that is wrong and what it must be.
+    """
+    has_trainer, has_inference = "trainer_gpu_ids" in config, "inference_gpu_ids" in config
+    if not has_trainer and not has_inference:
+        return
+    if has_trainer != has_inference:
+        missing = "inference_gpu_ids" if has_trainer else "trainer_gpu_ids"
+        raise ValueError(f"trainer_gpu_ids and inference_gpu_ids belong together: {missing} is missing.")
+    trainer, inference = config.get("trainer_gpu_ids", []), config.get("inference_gpu_ids", [])
+    for name, ids in (("trainer_gpu_ids", trainer), ("inference_gpu_ids", inference)):
+        if not ids:
+            raise ValueError(f"{name} must not be empty.")
+    if shared := sorted(set(trainer) & set(inference)):
+        raise ValueError(f"trainer_gpu_ids and inference_gpu_ids must not share devices; both name {shared}.")
+    if len(inference) > 1:
+        raise ValueError(f"inference_gpu_ids must name one device, not {len(inference)}.")
+    if sorted(trainer) != list(range(len(trainer))):
+        raise ValueError(f"trainer_gpu_ids must be exactly 0 to n-1, not {trainer}.")
 
 
 def check_names(project: str, name: str) -> None:

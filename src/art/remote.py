@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from art.backend import AnyModel, AnyTrainableModel
 from art.control import ControlClient, path_of
-from art.dev.openai_server import OpenAIServerConfig
-from art.dev.train import TrainConfig as TrainOptionKeywords
-from art.dev.train import TrainSFTConfig as SFTOptionKeywords
-from art.errors import BackendError, BadRequestError, JobInterruptedError, NotFoundError, from_api_error
+from art.errors import BackendError, JobInterruptedError, NotFoundError, from_api_error
 from art.failures import remember_service
 from art.metrics_taxonomy import (
     TRAIN_GRADIENT_STEPS_KEY,
@@ -29,7 +26,7 @@ from art.renamed import renamed
 from art.service_calls import ServiceCalls
 from art.starting import StartReport
 from art.terminal import say
-from art.train_options import build_options, build_sft_options, check_names
+from art.train_options import SftKeywords, TrainKeywords, build_options, build_sft_options, check_names
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import LocalTrainResult, TrainConfig, TrainSFTConfig
 from art.wire import (
@@ -164,7 +161,7 @@ class RemoteBackend(ServiceCalls):
         return f"{model.name}@{self._steps.get((model.project, model.name), 0) if step is None else step}"
 
     async def _prepare_backend_for_training(
-        self, model: AnyTrainableModel, config: OpenAIServerConfig | None = None
+        self, model: AnyTrainableModel, config: dict[str, Any] | None = None
     ) -> tuple[str, str]:
         if config:
             warnings.warn("The OpenAI server's configuration has no effect: the service has its own.", stacklevel=3)
@@ -207,7 +204,7 @@ class RemoteBackend(ServiceCalls):
         *,
         learning_rate: float = 5e-6,
         verbose: bool = False,
-        **options: Unpack[TrainOptionKeywords],
+        **options: Unpack[TrainKeywords],
     ) -> LocalTrainResult:
         """Take one training step and serve its result. It logs nothing: pass the result's metrics to ``model.log``.
 
@@ -233,9 +230,7 @@ class RemoteBackend(ServiceCalls):
         key = (model.project, model.name)
         self._results.pop(key, None)
         config = TrainConfig(learning_rate=learning_rate, kl_penalty_coef=options.pop("kl_penalty_coef", None) or 0.0)
-        dev_config = cast(
-            TrainOptionKeywords, {k: v for k, v in options.items() if v is not None or k == "importance_cap"}
-        )
+        dev_config = cast(TrainKeywords, {k: v for k, v in options.items() if v is not None or k == "importance_cap"})
         started = time.monotonic()
         samples = [sample async for sample in self._train_model(model, batch, config, dev_config, verbose)]
         metrics = average_metric_samples(samples)
@@ -257,7 +252,7 @@ class RemoteBackend(ServiceCalls):
         model: AnyTrainableModel,
         groups: list[TrajectoryGroup],
         config: TrainConfig,
-        dev_config: TrainOptionKeywords,
+        dev_config: TrainKeywords,
         verbose: bool = False,
     ) -> AsyncIterator[dict[str, float]]:
         keywords: dict[str, Any] = {"kl_penalty_coef": config.kl_penalty_coef, **dev_config}
@@ -326,7 +321,7 @@ class RemoteBackend(ServiceCalls):
         model: AnyTrainableModel,
         trajectories: Iterable[Trajectory],
         config: TrainSFTConfig,
-        dev_config: SFTOptionKeywords,
+        dev_config: SftKeywords,
         verbose: bool = False,
     ) -> AsyncIterator[dict[str, float]]:
         """Learn trajectories in the order given, one update per batch, and serve the result as one new version.
@@ -357,10 +352,8 @@ class RemoteBackend(ServiceCalls):
         model: AnyTrainableModel,
         from_model: str,
         from_project: str | None = None,
-        from_s3_bucket: str | None = None,
         not_after_step: int | None = None,
         verbose: bool = False,
-        prefix: str | None = None,
     ) -> None:
         """Let a model without checkpoints begin as a copy of another model's latest one, optimiser included.
 
@@ -375,8 +368,6 @@ class RemoteBackend(ServiceCalls):
             ModelNotAvailableError: The other model has another base model or adapter shape.
             NotFoundError: There is no such model or step.
         """
-        if from_s3_bucket is not None or prefix is not None:
-            raise BadRequestError("Checkpoints are forked within one backend; from_s3_bucket has no meaning here.", 400)
         project = from_project or model.project
         step = "latest"
         if not_after_step is not None:

@@ -17,7 +17,6 @@ __all__ = [
     "MessageOrChoice",
     "Messages",
     "MessagesAndChoices",
-    "ServerlessTrainResult",
     "Tools",
     "TrainConfig",
     "TrainResult",
@@ -103,14 +102,3 @@ class LocalTrainResult(TrainResult):
 
     checkpoint_path: str | None = None
     """Directory of the step's checkpoint; ``None`` if none was kept."""
-
-
-@dataclass
-class ServerlessTrainResult(TrainResult):
-    """The name that scripts for a hosted service import.
-
-    >>> ServerlessTrainResult(step=3).artifact_name is None
-    True
-    """
-
-    artifact_name: str | None = None

@@ -61,16 +61,7 @@ def test_an_unknown_name_is_an_attribute_error():
         raise AssertionError("resolved")
 
 
-@pytest.mark.parametrize(
-    ("module", "instead"),
-    [
-        ("art.loss", r"algorithm='cispo'.*docs/algorithms\.md"),
-        ("art.utils.deployment", "art export"),
-        ("art.utils.s3", "init_adapter"),
-        ("art.tinker_native.backend", "No module"),
-        ("art.unsloth.service", "No module"),
-    ],
-)
-def test_what_is_not_offered_is_an_import_error_that_says_what_is(module, instead):
-    with pytest.raises(ImportError, match=instead):
+@pytest.mark.parametrize("module", ["art.loss", "art.serverless", "art.utils.deployment", "art.utils.s3"])
+def test_what_is_not_offered_does_not_import(module):
+    with pytest.raises(ModuleNotFoundError):
         importlib.import_module(module)

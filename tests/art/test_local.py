@@ -15,9 +15,8 @@ import pytest
 from pydantic import BaseModel
 
 import art
-from art.errors import BackendDiedError, BackendError, BadRequestError, ConflictError, MissingExtraError, NotFoundError
+from art.errors import BackendDiedError, BackendError, ConflictError, MissingExtraError, NotFoundError
 from art.local import service as local_service
-from art.utils.trajectory_logging import read_trajectory_groups_parquet
 
 STAND_IN = """
 import json, os, pathlib, sys
@@ -175,17 +174,11 @@ async def test_a_checkpoint_is_found_and_copied(tmp_path):
         (tmp_path / "art/p/models/m/checkpoints" / step / "weights").write_text(step)
     latest = await backend._experimental_pull_model_checkpoint(model)
     assert await backend._experimental_pull_model_checkpoint(model, step="latest", verbose=True) == latest
-    for bucket in ({"s3_bucket": "b"}, {"prefix": "p"}):
-        with pytest.raises(BadRequestError, match="leave s3_bucket and prefix out"):
-            await backend._experimental_pull_model_checkpoint(model, step="latest", **bucket)
     assert latest == str(tmp_path / "art/p/models/m/checkpoints/0003")
     copy = await backend._experimental_pull_model_checkpoint(model, step=1, local_path=tmp_path / "copy")
     assert (copy, (tmp_path / "copy/weights").read_text()) == (str(tmp_path / "copy"), "0001")
     with pytest.raises(FileExistsError):
         await backend._experimental_pull_model_checkpoint(model, local_path=tmp_path / "copy")
-    for refused in (backend._experimental_pull_from_s3, backend._experimental_push_to_s3):
-        with pytest.raises(ImportError, match="aws s3 sync"):
-            await refused(model, s3_bucket="b")
 
 
 async def test_registering_takes_a_model_in(tmp_path):
@@ -193,17 +186,12 @@ async def test_registering_takes_a_model_in(tmp_path):
         rounds: int = 3
 
     model = art.Model(name="m", project="p", config=Config(), inference_api_key="secret", inference_base_url="http://x")
-    old = tmp_path / "p/models/m/trajectories/val/0001.jsonl"
-    old.parent.mkdir(parents=True)
-    old.write_text('{"trajectories": [{"reward": 0.5, "messages_and_choices": []}]}\n')
     backend = art.LocalBackend(path=tmp_path)
     for _ in range(2):
         await model.register(backend)
     assert model.base_path == str(tmp_path)
     record = json.loads((tmp_path / "p/models/m/model.json").read_text())
     assert (record["name"], record["config"], record["inference_api_key"]) == ("m", {"rounds": 3}, None)
-    (group,) = read_trajectory_groups_parquet(old.with_suffix(".parquet"))
-    assert (group.trajectories[0].reward, old.exists()) == (0.5, False)
     assert backend._service.pid is None, "a model that is not trained needs no service"
 
 

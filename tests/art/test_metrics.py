@@ -1,15 +1,5 @@
 import pytest
 
-from art.api_costs import MODEL_TOKEN_PRICING, TokenPricing
-from art.costs import (
-    MODEL_PRICING,
-    ModelPricing,
-    build_cost_calculator,
-    compute_sample_costs,
-    compute_train_cost,
-    get_model_pricing,
-    tokens_to_cost,
-)
 from art.metrics import (
     MetricsBuilder,
     is_builder_managed_metric,
@@ -183,7 +173,6 @@ def usage(**fields):
             usage(input_tokens=1e6, cache_creation_input_tokens=1e6, cache_read_input_tokens=1e6, output_tokens=1e6),
             3 + 3.75 + 0.30 + 15,
         ),
-        ("openai", "Qwen/Qwen3-8B", usage(prompt_tokens=1e6, completion_tokens=1e6), 0.13 + 0.40),
     ],
 )
 async def test_cost_of_a_response(provider, model, response, dollars):
@@ -196,21 +185,19 @@ def test_prices_given_registered_and_missing():
     builder = MetricsBuilder("train")
     response = usage(prompt_tokens=1e6, completion_tokens=1e6)
     ask = {"provider": "openai", "model_name": "mine"}
-    with pytest.raises(ValueError, match="No pricing configured for 'mine'"):
+    with pytest.raises(ValueError, match=r"no price of 'mine' by 'openai'.*register_model_pricing"):
         builder.add_response_cost("a", response, **ask)
+    with pytest.raises(ValueError, match="prompt_per_million is not enough"):
+        builder.add_response_cost("a", response, **ask, prompt_price_per_million=1.0)
     prices = {"prompt_price_per_million": 1.0, "completion_price_per_million": 2.0}
     assert builder.add_response_cost("a", response, **ask, **prices) == 3.0
     builder.register_model_pricing("mine", prompt_per_million=5, completion_per_million=6)
     assert builder.for_cost_context("eval").add_response_cost("a", response, **ask) == 11.0
     assert builder.add_response_cost("a", response, **ask, prompt_price_per_million=0.0) == 6.0
-    with pytest.raises(ValueError, match="'other' counts tokens"):
+    with pytest.raises(ValueError, match="cannot read 'other'"):
         builder.add_response_cost("a", response, provider="other", model_name="mine")
     with pytest.raises(ValueError, match="usage"):
         builder.add_response_cost("a", {}, **ask)
-    builder.register_cost_extractor("Other", lambda response: 0.125)
-    assert builder.add_response_cost("a", response, provider="other", model_name="mine") == 0.125
-    builder.register_cost_extractor("openai", lambda response: None)
-    assert builder.add_response_cost("a", response, **ask) == 11.0
 
 
 async def test_tracking_calls():
@@ -231,7 +218,7 @@ async def test_tracking_calls():
     with builder.activate_context():
         assert MetricsBuilder.get_active() is builder
         await call()
-        with pytest.raises(ValueError, match="No pricing"):
+        with pytest.raises(ValueError, match="no price"):
             call_sync()
     assert call_sync() == usage(prompt_tokens=1)
     assert (await builder.flush())["costs/train/judge"] == 2.0
@@ -239,52 +226,6 @@ async def test_tracking_calls():
         arguments = {"source": "s", "provider": "p", "model_name": "m", blank: " "}
         with pytest.raises(ValueError, match=blank):
             track_api_cost(**arguments)
-
-
-PRICES = """
-Qwen/Qwen3.5-4B .22 .67 .67 | Qwen/Qwen3.5-27B 1.24 3.73 3.73 | Qwen/Qwen3.5-35B-A3B .36 .89 1.07
-Qwen/Qwen3.5-397B-A17B 2 5 6 | Qwen/Qwen3-4B-Instruct-2507 .07 .22 .22 | Qwen/Qwen3-8B .13 .40 .40
-Qwen/Qwen3-8B-Base .13 .40 .40 | Qwen/Qwen3-30B-A3B .12 .30 .36 | Qwen/Qwen3-30B-A3B-Base .12 .30 .36
-Qwen/Qwen3-30B-A3B-Instruct-2507 .12 .30 .36 | Qwen/Qwen3-32B .49 1.47 1.47
-Qwen/Qwen3-235B-A22B-Instruct-2507 .68 1.70 2.04 | Qwen/Qwen3-VL-30B-A3B-Instruct .18 .44 .53
-Qwen/Qwen3-VL-235B-A22B-Instruct 1.02 2.56 3.07 | meta-llama/Llama-3.2-1B .03 .09 .09
-meta-llama/Llama-3.2-3B .06 .18 .18 | meta-llama/Llama-3.1-8B .13 .40 .40 | meta-llama/Llama-3.1-8B-Instruct .13 .40 .40
-meta-llama/Llama-3.1-70B 1.05 3.16 3.16 | meta-llama/Llama-3.3-70B-Instruct 1.05 3.16 3.16
-deepseek-ai/DeepSeek-V3.1 1.13 2.81 3.38 | deepseek-ai/DeepSeek-V3.1-Base 1.13 2.81 3.38
-openai/gpt-oss-120b .18 .44 .52 | openai/gpt-oss-20b .12 .30 .36
-moonshotai/Kimi-K2-Thinking .98 2.44 2.93 | moonshotai/Kimi-K2.5 1.47 3.66 4.40
-"""
-
-
-def test_prices_by_the_token():
-    rows = [row.split() for line in PRICES.strip().splitlines() for row in line.split("|")]
-    assert {name: ModelPricing(*map(float, prices)) for name, *prices in rows} == MODEL_PRICING
-    assert {
-        "openai/gpt-4.1": TokenPricing(2, 8, cached_prompt_per_million=0.5),
-        "anthropic/claude-sonnet-4-6": TokenPricing(
-            3, 15, cache_creation_per_million=3.75, cache_read_per_million=0.30
-        ),
-    } == MODEL_TOKEN_PRICING
-    with pytest.raises(AttributeError):
-        MODEL_PRICING["Qwen/Qwen3-8B"].train = 0.0
-    costs = compute_sample_costs(
-        prompt_tokens=500_000, completion_tokens=2_000_000, cost_context="c", pricing=ModelPricing(1.0, 2.0, 3.0)
-    )
-    assert costs == {"costs/c/tinker_prefill": 0.5, "costs/c/tinker_sample": 4.0}
-    assert tokens_to_cost(250_000, 4.0) == 1.0
-
-
-def test_price_lists():
-    assert get_model_pricing("moonshotai/Kimi-K2.5") == ModelPricing(1.47, 3.66, 4.40)
-    assert get_model_pricing(None) is get_model_pricing("x") is None
-    with pytest.raises(ValueError, match="'x'"):
-        get_model_pricing("x", strict=True)
-    assert len(MODEL_PRICING) == 26
-    assert MODEL_TOKEN_PRICING["openai/gpt-4.1"].cached_prompt_per_million == 0.5
-    calculate = build_cost_calculator(ModelPricing(1.0, 2.0, 3.0))
-    assert calculate(1_000_000, 500_000, "eval") == {"costs/eval/tinker_prefill": 1.0, "costs/eval/tinker_sample": 1.0}
-    assert calculate(None, None, "eval")["costs/eval/tinker_sample"] == 0.0
-    assert compute_train_cost(2_000_000, ModelPricing(1.0, 2.0, 3.0)) == 6.0
 
 
 def test_averaging_of_samples():

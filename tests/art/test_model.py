@@ -291,14 +291,6 @@ async def test_which_checkpoints_are_kept(model, capsys):
     assert backend.kept == [[5], [1, 5], [5]]
 
 
-def test_cost_calculator(model):
-    assert model.cost_calculator(1, 2, "train") == {}
-    model.set_cost_calculator(lambda prompt, completion, context: {f"costs/{context}/x": 1.0})
-    assert model.cost_calculator(1, 2, "eval") == {"costs/eval/x": 1.0}
-    model.set_cost_calculator(None)
-    assert model.cost_calculator(1, 2, "train") == {}
-
-
 async def test_what_the_old_forms_are_given_reaches_the_backend(model, read_history):
     given = []
 

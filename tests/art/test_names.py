@@ -15,7 +15,6 @@ from art.train_options import build_options, build_sft_options
 from art.types import (
     LocalTrainResult,
     MessagesAndChoices,
-    ServerlessTrainResult,
     Tools,
     TrainConfig,
     TrainResult,
@@ -24,11 +23,11 @@ from art.types import (
 
 EXPORTS = {
     "art": "dev auto_trajectory capture_auto_trajectory gather_trajectories gather_trajectory_groups trajectory_group_batches "
-    "Backend LocalBackend LocalTrainResult ServerlessBackend ServerlessTrainResult Messages MessagesAndChoices Tools Model "
+    "Backend LocalBackend LocalTrainResult Messages MessagesAndChoices Tools Model "
     "TrainableModel retry TrainSFTConfig TrainConfig TrainResult Trajectory TrajectoryGroup capture_yielded_trajectory "
     "yield_trajectory trajectory trajectory_group current_trajectory no_capture TrajectoryExchanges",
     "art.types": "Message MessageOrChoice Messages MessagesAndChoices Tools Choice Verbosity TrainConfig TrainSFTConfig "
-    "TrainResult LocalTrainResult ServerlessTrainResult",
+    "TrainResult LocalTrainResult",
     "art.trajectories": "PydanticException History Trajectory TrajectoryGroup MetadataValue get_messages",
     "art.gather": "gather_trajectories gather_trajectory_groups wrap_group_awaitable wrap_trajectories_awaitable "
     "record_metrics GatherContext set_gather_context get_gather_context",
@@ -43,27 +42,18 @@ EXPORTS = {
     "to_cumulative_metric_key",
     "art.metrics_taxonomy": "TRAIN_GRADIENT_STEPS_KEY average_metric_samples TrajectoryBatchSummary "
     "summarize_trajectory_groups build_data_metrics_from_summary build_training_summary_metrics",
-    "art.costs": "ModelPricing MODEL_PRICING get_model_pricing tokens_to_cost compute_sample_costs build_cost_calculator "
-    "compute_train_cost TokenCount CostCalculator",
-    "art.api_costs": "MODEL_TOKEN_PRICING TokenPricing track_api_cost",
+    "art.api_costs": "TokenPricing track_api_cost",
     "art.rewards": "ruler ruler_score_group",
     "art.rewards.ruler": "ruler ruler_score_group TrajectoryScore Response DEFAULT_RUBRIC",
     "art.local": "LocalBackend",
     "art.local.backend": "LocalBackend",
-    "art.serverless": "ServerlessBackend",
-    "art.serverless.backend": "ServerlessBackend",
-    "art.dev": "TrainConfig TrainSFTConfig InternalModelConfig InitArgs EngineArgs PeftArgs TrainerArgs TinkerArgs "
-    "TinkerNativeArgs TinkerTrainingClientArgs OpenAIServerConfig ServerArgs get_openai_server_config is_dedicated_mode "
-    "validate_dedicated_config",
+    "art.dev": "TrainConfig TrainSFTConfig InternalModelConfig InitArgs EngineArgs PeftArgs TrainerArgs "
+    "OpenAIServerConfig ServerArgs is_dedicated_mode validate_dedicated_config",
     "art.utils": "format_message get_model_step iterate_dataset limit_concurrency log_http_errors record_provenance retry",
     "art.utils.sft": "create_lr_schedule create_sft_dataset_iterator SFTChunk iterate_file get_file_row_count "
     "train_sft_from_file",
     "art.utils.strip_logprobs": "strip_logprobs",
     "art.utils.trajectory_logging": "write_trajectory_groups_parquet read_trajectory_groups_parquet",
-    "art.utils.trajectory_migration": "MigrationResult migrate_jsonl_to_parquet migrate_trajectories_dir migrate_model_dir "
-    "migrate_all_models auto_migrate_on_register serialize_trajectory_groups deserialize_trajectory_groups "
-    "trajectory_to_dict trajectory_group_to_dict history_to_dict message_or_choice_to_dict dict_to_trajectory "
-    "dict_to_trajectory_group dict_to_history dict_to_message_or_choice",
     "art.utils.output_dirs": "get_default_art_path get_models_dir get_model_dir get_output_dir_from_model_properties "
     "get_step_checkpoint_dir get_trajectories_dir get_trajectories_split_dir",
     "art.utils.get_repo_root_path": "get_repo_root_path",
@@ -126,7 +116,6 @@ def test_defaults_of_the_small_types():
     assert build_sft_options(TrainSFTConfig(), {}).batch_size == 2
     assert asdict(TrainResult(3)) == {"step": 3, "metrics": {}}
     assert asdict(LocalTrainResult(3)) == {"step": 3, "metrics": {}, "checkpoint_path": None}
-    assert asdict(ServerlessTrainResult(3)) == {"step": 3, "metrics": {}, "artifact_name": None}
 
 
 def test_messages_pass_pydantic_as_they_are_also_in_models_of_ones_own(make_choice):

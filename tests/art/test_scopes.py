@@ -90,8 +90,3 @@ async def test_groups_of_rollouts():
 
     with pytest.raises(asyncio.CancelledError):
         await art.trajectory_group([cancelled()], return_exceptions=True)
-
-
-def test_the_hosted_backend_says_what_to_write():
-    with pytest.raises(art.errors.ARTError, match=r"art\.RemoteBackend\(url, api_key\)"):
-        art.ServerlessBackend()

@@ -46,22 +46,13 @@ DEFAULTS = {
     "art.model:TrainableModel.delete_checkpoints": {"best_checkpoint_metric": "val/reward"},
     "art.local.backend:LocalBackend": {"in_process": False, "path": None, "gpu_cost_per_hour_usd": None},
     "art.local.backend:LocalBackend.train": {"learning_rate": 5e-6, "verbose": False},
-    "art.dev:get_openai_server_config": {"lora_path": None, "config": None},
     "art.metrics:MetricsBuilder.for_cost_context": {"buffer_scope": None},
     "art.metrics:MetricsBuilder.register_model_pricing": {
         "cached_prompt_per_million": None,
         "cache_creation_per_million": None,
         "cache_read_per_million": None,
     },
-    "art.metrics:track_api_cost": {
-        "response_getter": None,
-        "prompt_price_per_million": None,
-        "completion_price_per_million": None,
-        "cached_prompt_price_per_million": None,
-        "cache_creation_price_per_million": None,
-        "cache_read_price_per_million": None,
-    },
-    "art.costs:get_model_pricing": {"strict": False},
+    "art.metrics:track_api_cost": {"response_getter": None},
     "art.rewards.ruler:ruler": {
         "judge_model": "openai/o3",
         "extra_litellm_params": None,
@@ -117,18 +108,6 @@ DEFAULTS = {
         "shuffle_buffer_size": 10000,
     },
     "art.utils.group_aggregate:group_aggregate": {"reduce": "mean", "eps": 1e-8, "broadcast": True},
-    "art.utils.trajectory_migration:MigrationResult": {
-        "files_migrated": 0,
-        "files_skipped": 0,
-        "bytes_before": 0,
-        "bytes_after": 0,
-    },
-    "art.utils.trajectory_migration:migrate_jsonl_to_parquet": {"delete_original": True, "dry_run": False},
-    "art.utils.trajectory_migration:migrate_trajectories_dir": {
-        "delete_originals": True,
-        "dry_run": False,
-        "progress_callback": None,
-    },
     "art.utils.benchmarking.load_trajectories:load_trajectories": {"models": None, "debug": False, "art_path": None},
     "art.utils.benchmarking.types:BenchmarkModelKey": {"display_name": None, "split": None},
     "art.utils.benchmarking.charts:training_progress_chart": {

@@ -32,8 +32,8 @@ _PURPOSES = {
     "vllm": "serve faster on a GPU",
     "wandb": "log to Weights & Biases",
     "plot": "draw the demo's reward curve",
-    "yaml": "read trajectories of old YAML logs",
     "polars": "load logged trajectories as data frames",
+    "prices": "look up what calls of hosted models cost",
 }
 _MIN_FREE_GB = 5.0
 

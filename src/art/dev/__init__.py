@@ -1,18 +1,12 @@
-"""Settings for those who look under the bonnet. All keys are optional; those without effect here warn when given."""
+"""Settings by the names that scripts import. Keys without effect here warn when a model is registered with them."""
 
-from art.dev.model import (
-    EngineArgs,
-    InitArgs,
-    InternalModelConfig,
-    PeftArgs,
-    TinkerArgs,
-    TinkerNativeArgs,
-    TinkerTrainingClientArgs,
-    TrainerArgs,
-)
-from art.dev.openai_server import OpenAIServerConfig, ServerArgs, get_openai_server_config
-from art.dev.train import TrainConfig, TrainSFTConfig
-from art.dev.validate import is_dedicated_mode, validate_dedicated_config
+from typing import Any
+
+from art.model_spec import InitArgs, InternalModelConfig, PeftArgs, is_dedicated_mode, validate_dedicated_config
+from art.train_options import SftKeywords as TrainSFTConfig
+from art.train_options import TrainKeywords as TrainConfig
+
+EngineArgs = TrainerArgs = ServerArgs = OpenAIServerConfig = dict[str, Any]
 
 __all__ = [
     "EngineArgs",
@@ -21,13 +15,9 @@ __all__ = [
     "OpenAIServerConfig",
     "PeftArgs",
     "ServerArgs",
-    "TinkerArgs",
-    "TinkerNativeArgs",
-    "TinkerTrainingClientArgs",
     "TrainConfig",
     "TrainSFTConfig",
     "TrainerArgs",
-    "get_openai_server_config",
     "is_dedicated_mode",
     "validate_dedicated_config",
 ]

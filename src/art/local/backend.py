@@ -8,22 +8,19 @@ import subprocess
 import sys
 import time
 import warnings
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from art.backend import AnyModel, AnyTrainableModel
 from art.control import ControlClient
-from art.dev.validate import is_dedicated_mode, validate_dedicated_config
-from art.errors import BackendError, BadRequestError, ConflictError, NotFoundError
+from art.errors import BackendError, ConflictError, NotFoundError
 from art.local.service import ServiceProcess
-from art.model_spec import check_names
+from art.model_spec import check_names, is_dedicated_mode, validate_dedicated_config
 from art.remote import RemoteBackend
 from art.state import write_json
 from art.terminal import say
 from art.utils.get_model_step import get_model_step
 from art.utils.output_dirs import get_default_art_path, get_output_dir_from_model_properties, get_step_checkpoint_dir
-from art.utils.trajectory_migration import auto_migrate_on_register
 from art.wire import ModelInfo
 
 if TYPE_CHECKING:
@@ -100,7 +97,6 @@ class LocalBackend(RemoteBackend):
         if model.config is not None:
             record["config"] = model.config.model_dump(mode="json")
         write_json(directory / "model.json", record)
-        auto_migrate_on_register(directory)
         await super().register(model)
 
     async def _register(self, model: AnyTrainableModel) -> ModelInfo:
@@ -141,8 +137,6 @@ class LocalBackend(RemoteBackend):
         *,
         step: int | Literal["latest"] | None = None,
         local_path: str | os.PathLike[str] | None = None,
-        s3_bucket: str | None = None,
-        prefix: str | None = None,
         verbose: bool = False,
     ) -> str:
         """Copy a checkpoint out of the service's directory.
@@ -158,14 +152,7 @@ class LocalBackend(RemoteBackend):
         Raises:
             NotFoundError: There is no such checkpoint.
             FileExistsError: ``local_path`` is there already.
-            BadRequestError: An S3 bucket was given.
         """
-        if s3_bucket is not None or prefix is not None:
-            raise BadRequestError(
-                "Checkpoints lie in this backend's directory; leave s3_bucket and prefix out, and copy what comes from a bucket "
-                "there first.",
-                400,
-            )
         wanted = get_model_step(model, str(self._path)) if step is None or step == "latest" else step
         source = self._checkpoint_path(model, wanted)
         if source is None:
@@ -178,14 +165,6 @@ class LocalBackend(RemoteBackend):
             say(f"Copying {source} to {local_path}.")
         await asyncio.to_thread(shutil.copytree, source, local_path)
         return str(local_path)
-
-    async def _experimental_pull_from_s3(self, model: AnyTrainableModel, **options: Any) -> None:
-        """Refuses: ``art.utils.s3`` says what to do instead."""
-        import_module("art.utils.s3")
-
-    async def _experimental_push_to_s3(self, model: AnyTrainableModel, **options: Any) -> None:
-        """Refuses: ``art.utils.s3`` says what to do instead."""
-        import_module("art.utils.s3")
 
     def automatic_gpu_cost_per_hour_usd(self, model: AnyModel) -> float | None:
         names = _gpu_names()

@@ -1,5 +1,0 @@
-"""A hosted backend."""
-
-from art.serverless.backend import ServerlessBackend
-
-__all__ = ["ServerlessBackend"]
