@@ -15,21 +15,20 @@ ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "docs" / "reference"
 
 PAGES: dict[str, tuple[str, list[str]]] = {
-    "models": ("Models", ["art.model", "art.model_log", "art.rollout"]),
+    "models": ("Models", ["art.model", "art.logs.model", "art.rollouts.rollout"]),
     "trajectories": (
         "Trajectories and capture",
         [
             "art.trajectories",
-            "art.exchanges",
-            "art.scopes",
-            "art.active",
             "art.capture",
+            "art.capture.clients",
+            "art.capture.scopes",
             "art.auto_trajectory",
             "art.yield_trajectory",
             "art.langgraph",
         ],
     ),
-    "gathering": ("Gathering", ["art.gather", "art.batches", "art.run_sync"]),
+    "gathering": ("Gathering", ["art.gather", "art.rollouts.batches", "art.run_sync"]),
     "training": (
         "Training",
         [
@@ -56,13 +55,18 @@ PAGES: dict[str, tuple[str, list[str]]] = {
         [
             *(
                 "art.metrics",
-                "art.metrics_taxonomy",
+                "art.logs.rows",
                 "art.api_costs",
-                "art.loggers",
+                "art.logs.loggers",
                 "art.evaluation",
-                "art.intervals",
+                "art.logs.statistics",
             ),
-            *("art.loggers.mlflow", "art.loggers.tensorboard", "art.loggers.trackio", "art.loggers.wandb"),
+            *(
+                "art.logs.loggers.mlflow",
+                "art.logs.loggers.tensorboard",
+                "art.logs.loggers.trackio",
+                "art.logs.loggers.wandb",
+            ),
         ],
     ),
     "utilities": (
@@ -73,6 +77,7 @@ PAGES: dict[str, tuple[str, list[str]]] = {
                 for path in (ROOT / "src/art/utils").rglob("*.py")
                 if path.name != "__init__.py"
             ),
+            "art.logs.parquet",
             "art.openai",
             "art.guided_completion",
             "art.mcp",

@@ -6,19 +6,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from art import dev
-    from art.active import no_capture
     from art.auto_trajectory import auto_trajectory, capture_auto_trajectory
     from art.backend import Backend
-    from art.batches import trajectory_group_batches
-    from art.exchanges import TrajectoryExchanges
+    from art.capture.scopes import current_trajectory, no_capture, trajectory, trajectory_group
     from art.gather import gather_trajectories, gather_trajectory_groups
     from art.local import LocalBackend
     from art.loop import Preflight, TrainingRun, preflight, train
     from art.model import Model, TrainableModel
     from art.remote import RemoteBackend
-    from art.rollout import Rollout
+    from art.rollouts.batches import trajectory_group_batches
+    from art.rollouts.rollout import Rollout
     from art.run_sync import run_sync
-    from art.scopes import current_trajectory, trajectory, trajectory_group
     from art.trajectories import Trajectory, TrajectoryGroup
     from art.types import (
         LocalTrainResult,
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
         TrainConfig,
         TrainResult,
         TrainSFTConfig,
+        TrajectoryExchanges,
     )
     from art.utils.retry import retry
     from art.yield_trajectory import capture_yielded_trajectory, yield_trajectory
@@ -41,7 +40,7 @@ _HOME = {
     "Model": "art.model",
     "Preflight": "art.loop",
     "RemoteBackend": "art.remote",
-    "Rollout": "art.rollout",
+    "Rollout": "art.rollouts.rollout",
     "Tools": "art.types",
     "TrainConfig": "art.types",
     "TrainResult": "art.types",
@@ -49,22 +48,22 @@ _HOME = {
     "TrainingRun": "art.loop",
     "TrainableModel": "art.model",
     "Trajectory": "art.trajectories",
-    "TrajectoryExchanges": "art.exchanges",
+    "TrajectoryExchanges": "art.types",
     "TrajectoryGroup": "art.trajectories",
     "auto_trajectory": "art.auto_trajectory",
     "capture_auto_trajectory": "art.auto_trajectory",
     "capture_yielded_trajectory": "art.yield_trajectory",
     "gather_trajectories": "art.gather",
-    "no_capture": "art.active",
+    "no_capture": "art.capture.scopes",
     "gather_trajectory_groups": "art.gather",
     "preflight": "art.loop",
     "retry": "art.utils.retry",
     "run_sync": "art.run_sync",
     "train": "art.loop",
-    "current_trajectory": "art.scopes",
-    "trajectory": "art.scopes",
-    "trajectory_group": "art.scopes",
-    "trajectory_group_batches": "art.batches",
+    "current_trajectory": "art.capture.scopes",
+    "trajectory": "art.capture.scopes",
+    "trajectory_group": "art.capture.scopes",
+    "trajectory_group_batches": "art.rollouts.batches",
     "yield_trajectory": "art.yield_trajectory",
 }
 """Where each public name lives. A module is imported when one of its names is first asked for."""

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Coroutine
 from typing import Any, Literal, overload
 
-from art.scopes import current_trajectory, trajectory
+from art.capture.scopes import current_trajectory, trajectory
 from art.trajectories import Trajectory
 
 

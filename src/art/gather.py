@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
-from art.failures import is_context_overflow, is_service_failure
+from art.rollouts.failures import is_context_overflow, is_service_failure
 
 if TYPE_CHECKING:
     from tqdm import tqdm

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 from pydantic import PrivateAttr
 
 from art.backend import Backend, RolloutSource
-from art.history import best_step, read_history
-from art.metrics_taxonomy import TRAIN_GRADIENT_STEPS_KEY, average_metric_samples
-from art.model_log import LoggedModel, ModelConfig, StateType
+from art.logs.files import best_step, read_history
+from art.logs.model import LoggedModel, ModelConfig, StateType
+from art.logs.rows import TRAIN_GRADIENT_STEPS_KEY, average_metric_samples
 from art.renamed import renamed
-from art.rollout import Rollout, read_conversations, record_rollout
+from art.rollouts.rollout import Rollout, read_conversations, record_rollout
 from art.terminal import say
 from art.trajectories import History, Trajectory, TrajectoryGroup
 from art.types import TrainConfig, TrainSFTConfig
@@ -84,7 +84,7 @@ class Model(LoggedModel[ModelConfig, StateType], Generic[ModelConfig, StateType]
         # A client's connections belong to the event loop that opened them.
         key = (self.inference_base_url, self.inference_api_key, _running_loop())
         if self._client is None or self._client[0] != key:
-            from art.openai_http import make_client
+            from art.capture.clients import make_client
 
             self._client = (key, make_client(self.inference_base_url, self.inference_api_key))
         return self._client[1]

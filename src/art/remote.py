@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 from art.backend import AnyModel, AnyTrainableModel
 from art.control import ControlClient, path_of
 from art.errors import BackendError, JobInterruptedError, NotFoundError, from_api_error
-from art.failures import remember_service
-from art.metrics_taxonomy import (
+from art.logs.rows import (
     TRAIN_GRADIENT_STEPS_KEY,
     average_metric_samples,
     build_training_summary_metrics,
     summarize_trajectory_groups,
 )
 from art.model_spec import build_registration
-from art.progress import show_training
-from art.references import build_examples, build_train_groups, check_kind
 from art.renamed import renamed
+from art.rollouts.failures import remember_service
+from art.rollouts.references import build_examples, build_train_groups, check_kind
 from art.service_calls import ServiceCalls
 from art.starting import StartReport
-from art.terminal import say
+from art.terminal import say, show_training
 from art.train_options import SftKeywords, TrainKeywords, build_options, build_sft_options, check_names
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import LocalTrainResult, TrainConfig, TrainSFTConfig

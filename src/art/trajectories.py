@@ -8,23 +8,25 @@ import traceback as tracebacks
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Generator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Self, TypeAlias, cast, overload
 
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
-from art import environment
-from art.active import active_trajectory
-from art.exchanges import TrajectoryExchanges
 from art.gather import gather_or_cancel, get_gather_context, record_metrics
 from art.renamed import renamed
-from art.types import Messages, MessagesAndChoices, Tools
+from art.rollouts import environment
+from art.types import Messages, MessagesAndChoices, Tools, TrajectoryExchanges
 
 __all__ = ["History", "MetadataValue", "PydanticException", "Trajectory", "TrajectoryGroup", "get_messages"]
 
 MetadataValue: TypeAlias = float | int | str | bool | list[Any] | dict[str, Any] | None
 """Any JSON value."""
+
+active_trajectory: "ContextVar[Trajectory | None]" = ContextVar("art_active_trajectory", default=None)
+"""The innermost open trajectory; each task starts with that of the task that made it."""
 
 NOTHING_RECORDED = (
     "No model call was recorded in this trajectory. Calls are seen through clients that models hand out "

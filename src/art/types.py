@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from openai.types.chat.chat_completion import Choice
 from openai.types.chat.chat_completion_message_param import ChatCompletionMessageParam
 from openai.types.chat.chat_completion_tool_union_param import ChatCompletionToolUnionParam
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, SkipValidation
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, RootModel, SkipValidation
 from pydantic_core import CoreSchema, core_schema
 
 __all__ = [
     "Choice",
+    "Exchange",
+    "ExchangeRequest",
     "LocalTrainResult",
     "Message",
     "MessageOrChoice",
@@ -21,6 +24,7 @@ __all__ = [
     "TrainConfig",
     "TrainResult",
     "TrainSFTConfig",
+    "TrajectoryExchanges",
     "Verbosity",
 ]
 
@@ -47,6 +51,68 @@ MessageOrChoice = Annotated[ChatCompletionMessageParam | Choice, _Untouched()]
 Messages = list[Message]
 MessagesAndChoices = list[MessageOrChoice]
 Tools = list[Annotated[ChatCompletionToolUnionParam, _Untouched()]]
+
+
+class ExchangeRequest(RootModel[dict[str, Any]]):
+    """The body that was sent: ``request["model"]``; ``request.root`` is the whole dict.
+
+    >>> request = ExchangeRequest({"model": "m", "messages": []})
+    >>> request["model"], request.root["messages"], request.get("tools")
+    ('m', [], None)
+    """
+
+    def __getitem__(self, key: str) -> Any:
+        return self.root[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of a dict."""
+        return self.root.get(key, default)
+
+
+class Exchange(BaseModel):
+    """One call that was answered.
+
+    >>> with art.Trajectory() as t:
+    ...     _ = await model.openai_client().chat.completions.create(
+    ...         model=model.get_inference_name(), messages=[{"role": "user", "content": "Hi."}], max_tokens=4
+    ...     )
+    >>> t.exchanges.chat_completions[0].request["max_tokens"]
+    4
+    """
+
+    request: ExchangeRequest
+    response: SkipValidation[Any]
+    """An object of the SDK, such as ``ChatCompletion``; a stream is put together to what it would be without one."""
+    model: str
+    """As the request names it."""
+    start_time: datetime
+    end_time: datetime
+
+
+class TrajectoryExchanges(BaseModel):
+    """The calls of a trajectory by protocol, in order. False if there are none.
+
+    >>> bool(art.Trajectory().exchanges)
+    False
+    """
+
+    chat_completions: list[Exchange] = []
+    completions: list[Exchange] = []
+    responses: list[Exchange] = []
+    messages: list[Exchange] = []
+
+    def of(self, protocol: str) -> list[Exchange]:
+        """The list by its name."""
+        return {
+            "chat_completions": self.chat_completions,
+            "completions": self.completions,
+            "responses": self.responses,
+            "messages": self.messages,
+        }[protocol]
+
+    def __bool__(self) -> bool:
+        return bool(self.chat_completions or self.completions or self.responses or self.messages)
+
 
 Verbosity = Literal[0, 1, 2]
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 import art
 from art.errors import BackendError, ConflictError, NoTrainingDataError
-from art.utils.trajectory_logging import read_trajectory_groups_parquet
+from art.logs.parquet import read_trajectory_groups_parquet
 
 
 @pytest.fixture
@@ -360,7 +360,7 @@ def test_a_path_without_permission_is_named_and_nothing_is_lost(tmp_path):
     """As nobody, since root may write everywhere."""
     code = f"""
 import asyncio, os, art
-from art.utils import trajectory_logging
+from art.logs import parquet as trajectory_logging
 trajectory_logging.schema()  # loaded while files may be read
 model = art.Model(name="m", project="p", base_path={str(tmp_path / "art")!r})
 group = art.TrajectoryGroup([art.Trajectory(reward=1.0)])

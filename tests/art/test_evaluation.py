@@ -7,7 +7,7 @@ import pytest
 import art
 from art.errors import BackendDiedError
 from art.evaluation import Evaluation, evaluate
-from art.intervals import interval, t_quantile
+from art.logs.statistics import interval, t_quantile
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.art.conftest import serving
 
 import art
 from art.capture import async_http_client, http_client
-from art.references import build_train_groups
+from art.rollouts.references import build_train_groups
 
 
 def reference(turn):

@@ -8,8 +8,8 @@ import pytest
 
 import art
 from art.errors import BackendDiedError, EngineFailedError
-from art.failures import remember_service
 from art.gather import GatherContext, get_gather_context, record_metrics, set_gather_context
+from art.rollouts.failures import remember_service
 from art.wire import ErrorCode
 
 

@@ -1,17 +1,17 @@
 import pytest
 
+from art.logs.rows import (
+    average_metric_samples,
+    build_data_metrics_from_summary,
+    build_training_summary_metrics,
+    summarize_trajectory_groups,
+)
 from art.metrics import (
     MetricsBuilder,
     is_builder_managed_metric,
     is_cumulative_metric_key,
     to_cumulative_metric_key,
     track_api_cost,
-)
-from art.metrics_taxonomy import (
-    average_metric_samples,
-    build_data_metrics_from_summary,
-    build_training_summary_metrics,
-    summarize_trajectory_groups,
 )
 from art.trajectories import Trajectory, TrajectoryGroup
 

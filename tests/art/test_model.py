@@ -7,8 +7,8 @@ import pytest
 from pydantic import BaseModel
 
 import art
+from art.logs.parquet import read_trajectory_groups_parquet
 from art.metrics import MetricsBuilder
-from art.utils.trajectory_logging import read_trajectory_groups_parquet
 
 
 class Config(BaseModel):

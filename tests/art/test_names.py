@@ -31,7 +31,6 @@ EXPORTS = {
     "art.trajectories": "PydanticException History Trajectory TrajectoryGroup MetadataValue get_messages",
     "art.gather": "gather_trajectories gather_trajectory_groups wrap_group_awaitable wrap_trajectories_awaitable "
     "record_metrics GatherContext set_gather_context get_gather_context",
-    "art.batches": "trajectory_group_batches",
     "art.model": "Model TrainableModel",
     "art.backend": "Backend AnyModel AnyTrainableModel",
     "art.auto_trajectory": "auto_trajectory capture_auto_trajectory",
@@ -40,7 +39,7 @@ EXPORTS = {
     "update_chat_completion",
     "art.metrics": "MetricsBuilder track_api_cost is_cumulative_metric_key is_builder_managed_metric "
     "to_cumulative_metric_key",
-    "art.metrics_taxonomy": "TRAIN_GRADIENT_STEPS_KEY average_metric_samples TrajectoryBatchSummary "
+    "art.logs.rows": "TRAIN_GRADIENT_STEPS_KEY average_metric_samples TrajectoryBatchSummary "
     "summarize_trajectory_groups build_data_metrics_from_summary build_training_summary_metrics",
     "art.api_costs": "TokenPricing track_api_cost",
     "art.rewards": "ruler ruler_score_group",

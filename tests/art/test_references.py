@@ -5,7 +5,7 @@ import pytest
 
 import art
 from art.errors import NoTrainingDataError
-from art.references import build_examples, build_train_groups
+from art.rollouts.references import build_examples, build_train_groups
 
 
 def only(trajectory):

@@ -6,10 +6,10 @@ import pytest
 
 import art
 from art.guided_completion import get_guided_completion_params
+from art.logs.parquet import read_trajectory_groups_parquet, write_trajectory_groups_parquet
 from art.renamed import renamed
 from art.trajectories import get_messages
 from art.utils.litellm import convert_litellm_choice_to_openai
-from art.utils.trajectory_logging import read_trajectory_groups_parquet, write_trajectory_groups_parquet
 
 
 async def test_a_training_step(service, tmp_path, make_choice):

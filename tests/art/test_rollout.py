@@ -5,8 +5,8 @@ import pytest
 from tests.art_backend.gateway.conftest import start_gateway
 
 import art
-from art.references import build_train_groups
-from art.rollout import Rollout, read_conversations
+from art.rollouts.references import build_train_groups
+from art.rollouts.rollout import Rollout, read_conversations
 
 CALL = 'Hm.\n<tool_call>\n{"name": "f", "arguments": {"x":  1}}\n</tool_call>'
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"x": {}}}}}

@@ -20,14 +20,14 @@ DEFAULTS = {
         "pbar_total_completion_tokens": False,
         "max_exceptions": 0,
     },
-    "art.batches:trajectory_group_batches": {
+    "art.rollouts.batches:trajectory_group_batches": {
         "max_batch_exceptions": 0,
         "max_concurrent_batches": 4,
         "skip_batches": 0,
         "pbar_desc": "batches",
         "pbar_total_completion_tokens": False,
     },
-    "art.scopes:trajectory_group": {
+    "art.capture.scopes:trajectory_group": {
         "exceptions": (),
         "metadata": None,
         "metrics": None,

@@ -1,9 +1,9 @@
 """What a person reads of a rollout."""
 
 import art
+from art.rollouts.transcript import last_words, write_transcript
 from art.terminal import break_lines, visible, wrap
 from art.trajectories import History
-from art.transcript import last_words, write_transcript
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
 QUESTION = {

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from tests.art.conftest import serving
 
 import art
-from art.references import build_train_groups
+from art.rollouts.references import build_train_groups
 
 PAGE = (Path(__file__).parents[2] / "docs/capture.md").read_text()
 CHOICE = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "9.9"}}

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 import art
-from art.utils.trajectory_logging import read_trajectory_groups_parquet
+from art.logs.parquet import read_trajectory_groups_parquet
 
 pytestmark = pytest.mark.long
 

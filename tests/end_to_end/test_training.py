@@ -18,7 +18,7 @@ from tests.support import user_functions
 
 import art
 from art.errors import BackendError, BadRequestError, NoTrainingDataError
-from art.references import build_train_groups
+from art.rollouts.references import build_train_groups
 from art.wire import TrainRequest
 
 SCENARIOS = 3

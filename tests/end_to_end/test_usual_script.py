@@ -7,9 +7,9 @@ import polars
 import pytest
 
 import art
+from art.logs.parquet import read_trajectory_groups_parquet
 from art.rewards import ruler_score_group
 from art.utils import iterate_dataset
-from art.utils.trajectory_logging import read_trajectory_groups_parquet
 
 pytestmark = pytest.mark.long
 

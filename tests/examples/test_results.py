@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from art.experiment.results import Player, Results, StepReward
-from art.intervals import Interval
+from art.logs.statistics import Interval
 
 ROOT = Path(__file__).parents[2]
 

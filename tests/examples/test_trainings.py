@@ -16,7 +16,7 @@ from examples.temporal_clue import train as train_clue
 from examples.tic_tac_toe import evaluate as evaluate_tic_tac_toe
 from examples.tic_tac_toe import train as train_tic_tac_toe
 
-from art.history import read_history
+from art.logs.files import read_history
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -13,7 +13,7 @@ from tests.art_backend.gateway.conftest import SERVICE_KEY
 from tests.frameworks.pages import PAGES, ROOT, run_agent, run_script, write_agent
 
 import art
-from art.references import build_train_groups
+from art.rollouts.references import build_train_groups
 from art_backend.training.rows.sequences import build_rows
 
 ROWS = {

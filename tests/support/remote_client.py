@@ -5,7 +5,7 @@ import os
 import sys
 
 import art
-from art.utils.trajectory_logging import read_trajectory_groups_parquet
+from art.logs.parquet import read_trajectory_groups_parquet
 
 PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 

@@ -25,7 +25,7 @@ from art.cli.targets import (
 
 if TYPE_CHECKING:
     from art.evaluation import Evaluation
-    from art.intervals import Interval
+    from art.logs.statistics import Interval
     from art.model import Model
     from art.remote import RemoteBackend
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from art.cli.targets import JsonOption, fail, print_json
-from art.history import read_history
+from art.logs.files import read_history
 
 _HISTORY = "history.jsonl"
 SearchedPath = Annotated[Path, typer.Option(help="Directory to search.")]

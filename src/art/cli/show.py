@@ -112,7 +112,7 @@ def _logged_steps(history: History) -> dict[str, list[int]]:
 
 
 def _read_groups(history: History, split: str, step: int) -> "list[TrajectoryGroup]":
-    from art.utils.trajectory_logging import read_trajectory_groups_parquet
+    from art.logs.parquet import read_trajectory_groups_parquet
 
     file = history.directory / "trajectories" / split / f"{step:04d}.parquet"
     if not file.is_file():
@@ -144,7 +144,7 @@ def _show_rollouts(
     from rich.markup import escape
     from rich.table import Table
 
-    from art.transcript import last_words
+    from art.rollouts.transcript import last_words
 
     if json:
         print_json(
@@ -179,8 +179,8 @@ def _show_rollouts(
 
 
 def _print_transcript(history: History, split: str, step: int, trajectory: "Trajectory", which: str) -> None:
+    from art.rollouts.transcript import write_transcript
     from art.terminal import terminal_width, wrap
-    from art.transcript import write_transcript
 
     width = terminal_width()
     version = trajectory.initial_policy_version
@@ -195,7 +195,7 @@ def _print_transcript(history: History, split: str, step: int, trajectory: "Traj
 
 def _fetch(trajectory: "Trajectory", backend: str | None, api_key: str | None, path: Path) -> None:
     """Fill in the conversations of a rollout that only the backend recorded, from its directory or by its address."""
-    from art.rollout import fill_in, read_conversations
+    from art.rollouts.rollout import fill_in, read_conversations
     from art.wire import RolloutTree
 
     assert trajectory.rollout_id is not None

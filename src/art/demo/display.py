@@ -11,8 +11,7 @@ from rich.text import Text
 
 from art.demo.records import Evaluation, SampleGame, StepRecord
 from art.demo.statistics import Estimate, Score
-from art.progress import MessageStream
-from art.terminal import break_lines
+from art.terminal import MessageStream, break_lines
 
 BARS = "▁▂▃▄▅▆▇█"
 REWARD_RANGE = (-0.5, 1.0)

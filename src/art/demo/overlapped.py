@@ -9,10 +9,10 @@ import art
 from art.demo.records import RunConfig, StepRecord
 from art.demo.rollout import play
 from art.demo.statistics import Score
-from art.history import read_history
+from art.logs.files import read_history
+from art.logs.parquet import read_trajectory_groups_parquet
 from art.trajectories import Trajectory
 from art.utils.output_dirs import get_model_dir, get_trajectories_split_dir
-from art.utils.trajectory_logging import read_trajectory_groups_parquet
 
 
 async def train_overlapped(

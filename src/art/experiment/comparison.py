@@ -15,8 +15,8 @@ from art.evaluation import evaluate
 from art.experiment.results import Player, Results, StepReward
 from art.experiment.run import Run
 from art.gather import progress_bar
-from art.history import read_history
-from art.intervals import Interval, interval
+from art.logs.files import read_history
+from art.logs.statistics import Interval, interval
 from art.model import TrainableModel
 from art.trajectories import Trajectory
 from art.utils.output_dirs import get_output_dir_from_model_properties

@@ -6,8 +6,8 @@ from pathlib import Path
 from pydantic import BaseModel, ValidationError
 
 from art.errors import ARTError
-from art.intervals import Interval
-from art.state import write_bytes
+from art.logs.files import write_bytes
+from art.logs.statistics import Interval
 
 __all__ = ["Player", "Results", "StepReward"]
 

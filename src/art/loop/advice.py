@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from art.rollouts.transcript import write_transcript
 from art.terminal import terminal_width, wrap
 from art.trajectories import Trajectory
-from art.transcript import write_transcript
 
 GOOD_SUCCESS = 0.3
 """The rule of thumb: what the base model should manage about before reinforcement learning."""

@@ -14,14 +14,13 @@ from rich.live import Live
 from rich.text import Text
 
 from art.backend import AnyTrainableModel
-from art.intervals import Interval, interval
+from art.logs.rows import is_trainable
+from art.logs.statistics import Interval, interval
 from art.loop.groups import GroupsInFlight
 from art.loop.rollouts import GroupRunner
 from art.loop.signs import DISTINCT, ENTROPY, USED
 from art.loop.training import Evaluated, StepReport
-from art.metrics_taxonomy import is_trainable
-from art.progress import MessageStream
-from art.terminal import art_command, break_lines, path_option
+from art.terminal import MessageStream, art_command, break_lines, path_option
 from art.trajectories import Trajectory
 
 _RECENT = 5

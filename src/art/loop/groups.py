@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from art.backend import AnyTrainableModel
-from art.failures import is_service_failure
 from art.loop.cursor import ScenarioCursor
+from art.rollouts.failures import is_service_failure
 from art.terminal import say
 from art.trajectories import TrajectoryGroup
 

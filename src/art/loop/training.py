@@ -10,13 +10,13 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from art.backend import AnyTrainableModel, Backend
 from art.errors import ConflictError, TrainerFailedError
-from art.failures import is_service_failure
-from art.history import read_history
+from art.logs.files import read_history
 from art.loop.cursor import ScenarioCursor
 from art.loop.groups import Counts, GroupsInFlight, age_of
 from art.loop.rollouts import HoldClock
 from art.loop.signs import Signs
 from art.loop.stopping import stop_on_signals
+from art.rollouts.failures import is_service_failure
 from art.terminal import say
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import TrainResult

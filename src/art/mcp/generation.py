@@ -8,7 +8,7 @@ from typing import Any, cast
 from openai import AsyncOpenAI
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from art.active import no_capture
+from art.capture.scopes import no_capture
 from art.mcp.types import GeneratedScenario, GeneratedScenarioCollection, MCPResource, MCPTool
 
 ATTEMPTS = 3

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterable, Iterable, Mapping
 from typing import Any, Generic
 
 from art.backend import AnyTrainableModel, Backend
+from art.logs.rows import is_trainable
 from art.loop.cursor import ScenarioCursor
 from art.loop.groups import Counts, GroupsInFlight, age_of
 from art.loop.rollouts import HoldClock
 from art.loop.training import Batch, Evaluated, StepReport, TrainingLoop
-from art.metrics_taxonomy import is_trainable
 from art.pipeline_trainer.status import StatusReporter
 from art.pipeline_trainer.types import EvalFn, RolloutFn, ScenarioT
 from art.trajectories import TrajectoryGroup

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from art.backend import AnyTrainableModel
-from art.scopes import trajectory_group
+from art.capture.scopes import trajectory_group
 from art.trajectories import Trajectory, TrajectoryGroup
 
 ScenarioT = TypeVar("ScenarioT")

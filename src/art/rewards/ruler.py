@@ -8,10 +8,10 @@ from typing import Any, Protocol, cast, runtime_checkable
 from openai import AsyncOpenAI, BadRequestError
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from art.active import no_capture
+from art.capture.scopes import no_capture
 from art.errors import MissingExtraError
 from art.metrics import MetricsBuilder
-from art.references import check_kind
+from art.rollouts.references import check_kind
 from art.terminal import say
 from art.trajectories import Trajectory, TrajectoryGroup
 

@@ -4,8 +4,8 @@ from typing import Any
 
 from openai.types.chat.chat_completion import Choice
 
-from art.references import read_reference
 from art.renamed import renamed
+from art.rollouts.references import read_reference
 
 
 @renamed(litellm_choice="choice")

@@ -8,7 +8,7 @@ from art.errors import ARTError
 from art.experiment.comparison import estimate
 from art.experiment.plot import plot
 from art.experiment.results import Player, Results, StepReward, table_of_players, table_of_runs
-from art.intervals import Interval
+from art.logs.statistics import Interval
 
 
 def player(name, step, value, *, half=0.05, **metrics):

@@ -10,7 +10,7 @@ import pytest
 
 import art
 from art.errors import MissingExtraError
-from art.loggers import LOGGERS, Logger, open_logger
+from art.logs.loggers import LOGGERS, Logger, open_logger
 
 REWARDS = [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
 

@@ -6,8 +6,8 @@ import pytest
 from pydantic import BaseModel
 
 import art
+from art.logs.parquet import read_trajectory_groups_parquet, write_trajectory_groups_parquet
 from art.trajectories import History
-from art.utils.trajectory_logging import read_trajectory_groups_parquet, write_trajectory_groups_parquet
 
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 

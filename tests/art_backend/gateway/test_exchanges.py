@@ -4,7 +4,7 @@ import openai
 import pytest
 
 import art
-from art.references import build_train_groups
+from art.rollouts.references import build_train_groups
 
 
 @pytest.fixture

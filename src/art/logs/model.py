@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, Generic, cast
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 from typing_extensions import TypeVar
 
-from art import log_rows, step_log
 from art.backend import Backend, MetricSink
 from art.errors import ConflictError
-from art.loggers import Logger, check_names, open_logger, wanted
+from art.logs import rows as log_rows
+from art.logs import steps as step_log
+from art.logs.files import deep_merge, dump_json, held_alone, locked, read_json, write_json, writing
+from art.logs.loggers import Logger, check_names, open_logger, wanted
 from art.metrics import MetricsBuilder
-from art.state import deep_merge, dump_json, held_alone, locked, read_json, write_json, writing
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.utils.output_dirs import get_output_dir_from_model_properties
 
 if TYPE_CHECKING:
-    from art.loggers.wandb import WandbLogger
+    from art.logs.loggers.wandb import WandbLogger
 
 ModelConfig = TypeVar("ModelConfig", bound=BaseModel | None, default=Any)
 StateType = TypeVar("StateType", bound=Mapping[str, Any], default=dict[str, Any])

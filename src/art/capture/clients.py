@@ -1,15 +1,8 @@
-"""Recording model calls into the trajectory that is active while they are made.
+"""HTTP clients that record the model calls made through them, and the ``AsyncOpenAI`` clients that models hand out."""
 
-Clients that models hand out record by themselves, through their HTTP package's own hooks. For a client of your own:
-
-    client = openai.AsyncOpenAI(http_client=art.capture.async_http_client())
-    claude = anthropic.AsyncAnthropic(http_client=art.capture.async_http_client())
-
-Any other client that was built by hand is not seen, since nothing of another package is patched. An agent that cannot be given
-a client is captured where its calls arrive: ``async with model.rollout() as r``. docs/capture.md has the choices.
-"""
-
+import functools
 import json
+import ssl
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,25 +11,29 @@ from datetime import datetime
 from importlib import import_module
 from typing import Any, cast
 
-from openai import DefaultAsyncHttpxClient, DefaultHttpxClient
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, Timeout
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 from openai.types.chat.chat_completion import Choice
 from openai.types.responses import Response
 from pydantic import BaseModel
 
-from art.active import active_trajectory, no_capture
-from art.capture_streams import (
+from art.capture.streams import (
     assemble_chat,
     assemble_completion,
     assemble_message,
     assemble_response,
     read_events,
 )
-from art.exchanges import Exchange, ExchangeRequest
-from art.trajectories import History, Trajectory, get_messages
+from art.control import is_loopback
+from art.trajectories import History, Trajectory, active_trajectory, get_messages
+from art.types import Exchange, ExchangeRequest
 
-__all__ = ["async_http_client", "http_client", "no_capture"]
+__all__ = ["async_http_client", "http_client"]
+
+TIMEOUT_S = 1200.0
+CONNECT_S = 5.0
+CONNECTIONS = 100_000
 
 _KINDS = {
     "/chat/completions": "chat_completions",
@@ -73,6 +70,29 @@ def http_client(**options: Any) -> DefaultHttpxClient:
     2
     """
     return DefaultHttpxClient(event_hooks={"response": [_record_sync]}, headers=_HEADERS, **options)
+
+
+def make_client(base_url: str, api_key: str) -> AsyncOpenAI:
+    """A client that waits long for answers and allows very many calls at once."""
+    limits = _http_package().Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
+    timeout = Timeout(TIMEOUT_S, connect=CONNECT_S)
+    if is_loopback(base_url):  # a proxy setting is not meant for this machine, which needs no certificates either
+        http = async_http_client(timeout=timeout, limits=limits, trust_env=False, verify=_no_tls())
+    else:
+        http = async_http_client(timeout=timeout, limits=limits)
+    return AsyncOpenAI(base_url=base_url, api_key=api_key, timeout=timeout, http_client=http)
+
+
+@functools.cache
+def _no_tls() -> ssl.SSLContext:
+    """A context without certificates: reading them takes longer than everything else in making a client."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _http_package() -> Any:
+    """The HTTP package that the installed ``openai`` is built on: httpx or httpx2."""
+    client = next(kind for kind in DefaultAsyncHttpxClient.__mro__ if kind.__name__ == "AsyncClient")
+    return sys.modules[client.__module__.partition(".")[0]]
 
 
 _HEADERS = {"Accept-Encoding": "identity"}  # a stream is recorded as it arrives, before any decoding
@@ -243,9 +263,3 @@ def _tee(response: Any, on_end: Callable[[bytes], None]) -> Any:
             await stream.aclose()
 
     return Tee()
-
-
-def http_package() -> Any:
-    """The HTTP package that the installed ``openai`` is built on: httpx or httpx2."""
-    client = next(kind for kind in DefaultAsyncHttpxClient.__mro__ if kind.__name__ == "AsyncClient")
-    return sys.modules[client.__module__.partition(".")[0]]

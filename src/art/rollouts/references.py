@@ -13,8 +13,7 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from art.errors import NoTrainingDataError
-from art.log_rows import as_number
-from art.metrics_taxonomy import scenario_id_of
+from art.logs.rows import as_number, scenario_id_of
 from art.trajectories import History, Trajectory, TrajectoryGroup, get_messages, is_choice
 from art.types import MessagesAndChoices
 from art.wire import Conversation, Example, TrainGroup, TrainTrajectory

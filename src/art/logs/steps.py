@@ -7,10 +7,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, SupportsIndex
 
-from art import log_rows
+from art.logs import rows as log_rows
+from art.logs.files import append_line, deep_merge, locked, read_json, replacing
+from art.logs.rows import summarize_trajectory_groups
 from art.metrics import MetricsBuilder
-from art.metrics_taxonomy import summarize_trajectory_groups
-from art.state import append_line, deep_merge, locked, read_json, replacing
 from art.trajectories import TrajectoryGroup
 from art.utils.output_dirs import get_trajectories_split_dir
 
@@ -57,7 +57,7 @@ async def build_row(
 
 def write_trajectories(directory: Path, groups: Sequence[TrajectoryGroup], split: str, step: int) -> None:
     """Write ``trajectories/{split}/{step}.parquet`` as a whole."""
-    from art.utils.trajectory_logging import write_trajectory_groups_parquet
+    from art.logs.parquet import write_trajectory_groups_parquet
 
     path = Path(get_trajectories_split_dir(str(directory), split), f"{step:04d}.parquet")
     write_trajectory_groups_parquet(groups, path)

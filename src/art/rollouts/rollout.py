@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from openai.types.chat.chat_completion import Choice
 
-from art.active import recording
+from art.capture.scopes import recording
 from art.trajectories import History, Trajectory
 from art.wire import RolloutTree, TreeNode
 
@@ -60,7 +60,7 @@ class Rollout:
         """The scored run; training takes all that was sampled in it.
 
         While it is open (``with``), code that builds its own clients from the variables of ``environment`` talks to this
-        rollout; see ``art.environment`` for what sees them.
+        rollout; see ``art.rollouts.environment`` for what sees them.
 
         Args:
             fields: Further fields of ``Trajectory``.

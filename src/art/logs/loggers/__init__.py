@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from art.loggers.wandb import WandbLogger
+    from art.logs.loggers.wandb import WandbLogger
 
 __all__ = ["LOGGERS", "Logger", "open_logger"]
 
@@ -31,25 +31,25 @@ class Logger(Protocol):
 
 
 def _mlflow(project: str, name: str, directory: Path) -> Logger:
-    from art.loggers.mlflow import MlflowLogger
+    from art.logs.loggers.mlflow import MlflowLogger
 
     return MlflowLogger(project, name, directory)
 
 
 def _tensorboard(project: str, name: str, directory: Path) -> Logger:
-    from art.loggers.tensorboard import TensorboardLogger
+    from art.logs.loggers.tensorboard import TensorboardLogger
 
     return TensorboardLogger(directory)
 
 
 def _trackio(project: str, name: str, directory: Path) -> Logger:
-    from art.loggers.trackio import TrackioLogger
+    from art.logs.loggers.trackio import TrackioLogger
 
     return TrackioLogger(project, name)
 
 
 def _wandb(project: str, name: str, directory: Path) -> "WandbLogger":
-    from art.loggers.wandb import WandbLogger
+    from art.logs.loggers.wandb import WandbLogger
 
     return WandbLogger(project, name)
 

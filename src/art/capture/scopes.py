@@ -6,12 +6,12 @@ with art.Trajectory(metadata={"task": 7}) as t:
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Coroutine, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, cast, overload
 
-from art.active import active_trajectory, no_capture
 from art.gather import gather_or_cancel
-from art.trajectories import MetadataValue, PydanticException, Trajectory, TrajectoryGroup
+from art.trajectories import MetadataValue, PydanticException, Trajectory, TrajectoryGroup, active_trajectory
 
 
 @overload
@@ -112,3 +112,28 @@ async def _member(item: Any, return_exceptions: bool) -> Trajectory | BaseExcept
     if not isinstance(found, (Trajectory, BaseException)):
         raise TypeError(f"A member of a trajectory group must be a Trajectory, not {type(found).__name__}.")
     return found
+
+
+@contextmanager
+def recording(trajectory: Trajectory | None) -> Generator[None]:
+    """Record the model calls made inside in ``trajectory``."""
+    token = active_trajectory.set(trajectory)
+    try:
+        yield
+    finally:
+        active_trajectory.reset(token)
+
+
+@contextmanager
+def no_capture() -> Generator[None]:
+    """Record nothing inside, for calls that are not the agent's own, such as a judge's.
+
+    Trajectories opened inside record all the same.
+
+    >>> with art.Trajectory():
+    ...     with no_capture():
+    ...         art.current_trajectory() is None
+    True
+    """
+    with recording(None):
+        yield

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any, cast
 
 from art.errors import MissingExtraError
-from art.state import deep_merge
+from art.logs.files import deep_merge
 
 _SECTIONS = ("reward", "loss", "throughput", "costs", "time", "data", "train", "val", "test", "discarded")
 _STEP = "training_step"
