@@ -29,11 +29,11 @@ LEAST_WORK_S = 0.02
 """Processor seconds in ``PULSE_S`` that are a sign of life."""
 
 _TIE = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, int(sys.argv[2]))  # PR_SET_PDEATHSIG
 if os.getppid() != int(sys.argv[1]):  # the parent died before the request was in place
     sys.exit(1)
-os.execvp(sys.argv[2], sys.argv[2:])
+os.execvp(sys.argv[3], sys.argv[3:])
 """
 
 
@@ -71,14 +71,14 @@ def read_tail(log_path: Path, lines: int) -> str:
     return ""
 
 
-def _tied_to_this_process(argv: Sequence[str]) -> list[str]:
-    """Return a command that asks the kernel to end it when this process dies, where the kernel can, and becomes ``argv``.
+def _tied_to_this_process(argv: Sequence[str], death_signal: signal.Signals) -> list[str]:
+    """Return a command that asks the kernel for ``death_signal`` when this process dies, where the kernel can, and becomes ``argv``.
 
     Asking after the fork would run Python in a copy of a process with threads, which may deadlock.
     """
     if sys.platform != "linux":
         return list(argv)
-    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), *argv]
+    return [sys.executable, "-I", "-S", "-c", _TIE, str(os.getpid()), str(int(death_signal)), *argv]
 
 
 class Pulse:
@@ -144,19 +144,22 @@ class ChildProcess:
         env: Mapping[str, str] | None = None,
         defaults: Mapping[str, str] | None = None,
         pipes: bool = False,
+        death_signal: signal.Signals = signal.SIGKILL,
     ) -> "ChildProcess":
         """Start ``argv``; its standard error (and output, without ``pipes``) is appended to ``log_path``.
 
         Args:
             env: Variables added to this process's environment.
             defaults: Variables added where this process's environment does not have them: what the user set wins.
+            death_signal: Sent to the child when this process dies. A stopped child hears only ``SIGKILL``; a child that must end
+                children of its own needs ``SIGTERM``.
         """
         log_path.parent.mkdir(parents=True, exist_ok=True)
         private_file(log_path)
         log: IO[bytes]
         with log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *_tied_to_this_process(argv),
+                *_tied_to_this_process(argv, death_signal),
                 stdin=asyncio.subprocess.PIPE if pipes else asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE if pipes else log,
                 stderr=log,

@@ -122,14 +122,25 @@ async def test_stop_ends_grandchildren_and_the_stubborn(start):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends children of a dead parent on Linux only")
-def test_a_parents_death_ends_its_child(tmp_path):
+@pytest.mark.parametrize(
+    ("stopped", "number", "lives"),
+    [
+        (False, signal.SIGKILL, False),
+        (True, signal.SIGKILL, False),
+        (False, signal.SIGTERM, False),
+        (True, signal.SIGTERM, True),  # why SIGKILL is the default
+    ],
+)
+def test_a_parents_death_ends_its_child(tmp_path, stopped, number, lives):
     script = f"""
-import asyncio, sys
+import asyncio, signal, sys
 from pathlib import Path
 from art_backend.process import ChildProcess
 async def main():
-    child = await ChildProcess.start([sys.executable, "-c", "import time; time.sleep(60)"], name="child",
-                                     log_path=Path({str(tmp_path / "log")!r}))
+    child = await ChildProcess.start([sys.executable, "-c", "print(1, flush=True); import time; time.sleep(60)"], name="child",
+                                     log_path=Path({str(tmp_path / "log")!r}), death_signal=signal.Signals({int(number)}))
+    while not child.log_tail():
+        await asyncio.sleep(0.01)
     print(child.pid, flush=True)
     await asyncio.sleep(60)
 asyncio.run(main())
@@ -137,9 +148,14 @@ asyncio.run(main())
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
+        if stopped:
+            child.suspend()
         parent.kill()
-        _, left = psutil.wait_procs([child], timeout=5)
-        assert not left
+        parent.wait()
+        _, left = psutil.wait_procs([child], timeout=1 if lives else 5)
+        assert bool(left) == lives
+        for survivor in left:
+            survivor.kill()
 
 
 async def test_a_default_of_the_environment_gives_way_to_what_the_user_has_set(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -82,6 +83,8 @@ class Launch:
     """Variables that what the user has set goes before."""
     client: Callable[[str, str], EngineClient] = EngineClient
     """Makes its client, of address and key."""
+    death_signal: signal.Signals = signal.SIGKILL
+    """What it gets when the service dies."""
 
 
 Launcher = Callable[[EngineSettings, Path, str], Launch]
@@ -130,6 +133,7 @@ class EngineProcess:
             log_path=settings.log_path,
             env={**launch.env, **visible(settings.devices)},
             defaults=launch.defaults,
+            death_signal=launch.death_signal,
         )
         client = launch.client(f"unix:{place / 'socket'}", api_key)
         engine = cls(settings, child, client, place)

@@ -4,6 +4,7 @@ Everything goes through its public surface: its command line, its environment va
 """
 
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -192,7 +193,14 @@ def _launch(
         if settings.threads is not None:
             defaults["OMP_NUM_THREADS"] = str(settings.threads)
     client = partial(VllmClient, served_name=settings.served_name)
-    return Launch(name="vLLM engine", argv=[*argv, *arguments], env=env, defaults=defaults, client=client)
+    return Launch(
+        name="vLLM engine",
+        argv=[*argv, *arguments],
+        env=env,
+        defaults=defaults,
+        client=client,
+        death_signal=signal.SIGTERM,  # it has processes of its own to end
+    )
 
 
 def _refuse_tied(model_path: Path) -> None:
