@@ -102,6 +102,9 @@ def serve(
     ready_file: Annotated[
         Path | None, typer.Option(help="File to write url, api_key and pid to once listening.")
     ] = None,
+    listener: Annotated[
+        int | None, typer.Option(metavar="FD", help="Listen on this bound socket, instead of --host and --port.")
+    ] = None,
     watch_stdin: Annotated[bool, typer.Option("--watch-stdin", help="Stop when standard input closes.")] = False,
 ) -> None:
     """Serve models and train them until interrupted."""
@@ -121,6 +124,7 @@ def serve(
             path=path.resolve(),
             host=host,
             port=port,
+            listener=listener,
             api_key=api_key,
             engine=cast(EngineKind, engine),
             vllm_python=vllm_python,
@@ -219,7 +223,7 @@ async def serve_until_stopped(settings: Settings, *, watch_stdin: bool, launcher
 
 
 async def _run(settings: Settings, launcher: Launcher | None, *, watch_stdin: bool) -> None:
-    listener = _listen(settings.host, settings.port)
+    listener = _listen(settings.host, settings.port, settings.listener)
     service = Service(settings, launcher)
     await service.restore()
     url = f"http://{_bracket(settings.host)}:{listener.getsockname()[1]}"
@@ -254,13 +258,18 @@ async def _stop_at_end_of_stdin(server: uvicorn.Server) -> None:
     await asyncio.get_running_loop().connect_read_pipe(Watch, sys.stdin)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Bind before anything else starts, so that a port in use is told at once."""
+def _listen(host: str, port: int, bound: int | None = None) -> socket.socket:
+    """Listen before anything else starts, so that a port in use is an error at once.
+
+    Args:
+        bound: File descriptor of a socket that is bound already.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM, fileno=bound)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
+        if bound is None:
+            listener.bind((host, port))
         listener.listen(1024)
     except OSError as error:
         listener.close()

@@ -27,6 +27,8 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     """0 takes a free port."""
+    listener: int | None = None
+    """File descriptor of a bound socket to listen on, instead of ``host`` and ``port``."""
     api_key: str = ""
     """The service's key. Empty makes a random one, which only a loopback service may do."""
     engine: EngineKind = "auto"

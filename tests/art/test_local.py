@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import warnings
@@ -55,10 +56,27 @@ async def test_life_and_death_of_the_service(tmp_path, capsys, monkeypatch):
         os.kill(first, signal.SIGKILL)
         with pytest.raises(BackendDiedError, match=rf"process {first}\) was ended by SIGKILL"):
             await backend.get_health()
+        refuses_connections(url)
+        refuses_to_be_bound(url)
         assert (await backend.get_health()).status == "ok"  # the next call works, at the same address
         second = backend._service.pid
         assert (second != first, backend._service.url) == (True, url)
     assert not psutil.pid_exists(second)
+    refuses_to_be_bound(url)
+
+
+def refuses_connections(url):
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(url.rsplit(":")[-1])), timeout=5)
+
+
+def refuses_to_be_bound(url):
+    """No other process can listen where clients go on sending their keys."""
+    for host in ("127.0.0.1", "0.0.0.0"):
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            with socket.socket() as other, pytest.raises(OSError, match="in use"):
+                other.setsockopt(socket.SOL_SOCKET, option, 1)
+                other.bind((host, int(url.rsplit(":")[-1])))
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
 """The service as a child of this process: started, watched, and ended by id."""
 
 import atexit
+import contextlib
+import errno
 import fcntl
 import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -13,7 +16,6 @@ import threading
 import weakref
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from art.errors import BackendDiedError, MissingExtraError
 
@@ -26,6 +28,9 @@ _NEEDED = ("art_backend", "fastapi", "uvicorn", "torch", "transformers", "peft")
 class ServiceProcess:
     """One ``python -m art_backend serve`` on a free loopback port.
 
+    This process binds the port and keeps it until it ends; the service only listens on it. So no other process can take the port
+    while the service is down, and receive the keys that clients go on sending there.
+
     Args:
         path: Directory of everything the service stores.
         arguments: More arguments of ``serve``.
@@ -37,7 +42,7 @@ class ServiceProcess:
         self.url: str | None = None
         self.log_path = path / "logs" / "service.log"
         self._arguments = arguments
-        self._port = 0
+        self._listener: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._ready_file: Path | None = None
         self._ended = threading.Event()
@@ -52,7 +57,7 @@ class ServiceProcess:
         self._arguments += arguments
 
     def start(self) -> None:
-        """Start the child if it does not run. A restarted child gets the port of the one before.
+        """Start the child if it does not run. A restarted child listens on the port of the one before.
 
         Raises:
             MissingExtraError: The packages of the backend are not installed.
@@ -65,18 +70,21 @@ class ServiceProcess:
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
             self.log_path.touch(mode=0o600)
             self.log_path.chmod(0o600)  # it may be an older one
-            port = self._port if self._ready_file is None else 0  # a port that could not be bound is not tried again
+            listener = self._listener or self._bind()
             self.url = None
             self._ready_file = Path(tempfile.mkdtemp(prefix="art-")) / "ready.json"
             command = [
-                *(sys.executable, "-m", "art_backend", "serve", "--host", "127.0.0.1", "--port", str(port)),
+                *(sys.executable, "-m", "art_backend", "serve", "--listener", str(listener.fileno())),
                 *("--path", str(self.path), "--ready-file", str(self._ready_file), "--watch-stdin", *self._arguments),
             ]
             started = threading.Event()
             failure: list[OSError] = []
             self._ended = threading.Event()
             threading.Thread(
-                target=self._run, args=(command, self._ended, started, failure), name="art-service", daemon=True
+                target=self._run,
+                args=(command, listener, self._ended, started, failure),
+                name="art-service",
+                daemon=True,
             ).start()
             started.wait()
             if failure:
@@ -100,7 +108,6 @@ class ServiceProcess:
         if self.url is not None or self._ready_file is None or not self._ready_file.exists():
             return self.url
         self.url = str(json.loads(self._ready_file.read_text())["url"])
-        self._port = urlsplit(self.url).port or 0
         self._ready_file.unlink()
         self._ready_file.parent.rmdir()
         self._ready_file = None
@@ -144,8 +151,31 @@ class ServiceProcess:
                 process.kill()
                 self._ended.wait()
 
+    def _bind(self) -> socket.socket:
+        """Reserve a port. Without ``SO_REUSEADDR``, nobody else can bind it, whatever options they set."""
+        while True:
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                address = probe.getsockname()
+            listener = socket.socket()
+            try:
+                listener.bind(address)  # by its number: a port that the system chose is lost when the service dies
+            except OSError as error:
+                listener.close()
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue
+            self._listener = listener
+            weakref.finalize(self, listener.close)
+            return listener
+
     def _run(
-        self, command: list[str], ended: threading.Event, started: threading.Event, failure: list[OSError]
+        self,
+        command: list[str],
+        listener: socket.socket,
+        ended: threading.Event,
+        started: threading.Event,
+        failure: list[OSError],
     ) -> None:
         """Start the child and wait for its end.
 
@@ -160,6 +190,7 @@ class ServiceProcess:
                     stderr=subprocess.STDOUT,
                     env={**os.environ, "ART_API_KEY": self.api_key, "PYTHONUNBUFFERED": "1"},
                     process_group=0,  # Ctrl-C in the terminal is ours to handle, not the service's
+                    pass_fds=[listener.fileno()],
                 )
         except OSError as error:
             failure.append(error)
@@ -171,6 +202,9 @@ class ServiceProcess:
         process.wait()
         if process.stdin is not None:
             process.stdin.close()
+        with contextlib.suppress(OSError):  # where a listener cannot be shut down, calls wait for the next service
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # which the service sets in order to listen
+            listener.shutdown(socket.SHUT_RDWR)  # refuses calls, and keeps the port
         ended.set()
 
 
