@@ -5,7 +5,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from art import dev
+    from art import compat, dev
     from art.auto_trajectory import auto_trajectory, capture_auto_trajectory
     from art.backend import Backend
     from art.capture.scopes import current_trajectory, no_capture, trajectory, trajectory_group
@@ -69,7 +69,7 @@ _HOME = {
 """Where each public name lives. A module is imported when one of its names is first asked for."""
 
 _MODULES = (
-    *("capture", "dev", "errors", "gather", "guided_completion", "langgraph", "mcp", "metrics", "rewards"),
+    *("capture", "compat", "dev", "errors", "gather", "guided_completion", "langgraph", "mcp", "metrics", "rewards"),
     *("trajectories", "types", "utils"),
 )
 """Modules that are reached as attributes of the package, without importing them first."""

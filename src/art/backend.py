@@ -1,14 +1,13 @@
 """What a backend must offer to the frontend."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
-    from art import dev
     from art.model import Model, TrainableModel
     from art.trajectories import Trajectory, TrajectoryGroup
-    from art.types import TrainConfig, TrainResult, TrainSFTConfig
+    from art.types import TrainResult, TrainSFTConfig
     from art.wire import RolloutTree
 
 AnyModel: TypeAlias = "Model[Any, Any]"
@@ -19,9 +18,6 @@ AnyTrainableModel: TypeAlias = "TrainableModel[Any, Any]"
 class Backend(Protocol):
     """Serves and trains models. ``LocalBackend`` and ``RemoteBackend`` are two.
 
-    Two methods are optional: ``supports_automatic_train_step_metrics() -> bool`` and
-    ``automatic_gpu_cost_per_hour_usd(model) -> float | None``.
-
     >>> isinstance(art.RemoteBackend("http://gpu-box:8000", "key"), art.Backend)
     True
     """
@@ -31,8 +27,16 @@ class Backend(Protocol):
     async def register(self, model: "Model[Any, Any]") -> None: ...
 
     async def train(
-        self, model: "TrainableModel[Any, Any]", groups: "Iterable[TrajectoryGroup]", **options: Any
+        self, model: "TrainableModel[Any, Any]", trajectory_groups: "Iterable[TrajectoryGroup]", **options: Any
     ) -> "TrainResult": ...
+
+    async def train_sft(
+        self,
+        model: "TrainableModel[Any, Any]",
+        trajectories: "Iterable[Trajectory]",
+        config: "TrainSFTConfig | None" = None,
+        **options: Any,
+    ) -> "TrainResult | None": ...
 
     def _model_inference_name(self, model: "Model[Any, Any]", step: int | None = None) -> str: ...
 
@@ -46,27 +50,9 @@ class Backend(Protocol):
         """Return the base URL and the key of the model's inference endpoint."""
         ...
 
-    def _train_model(
-        self,
-        model: "TrainableModel[Any, Any]",
-        groups: "list[TrajectoryGroup]",
-        config: "TrainConfig",
-        dev_config: "dev.TrainConfig",
-        verbose: bool = False,
-    ) -> AsyncIterator[dict[str, float]]: ...
-
-    def _train_sft(
-        self,
-        model: "TrainableModel[Any, Any]",
-        trajectories: "Iterable[Trajectory]",
-        config: "TrainSFTConfig",
-        dev_config: "dev.TrainSFTConfig",
-        verbose: bool = False,
-    ) -> AsyncIterator[dict[str, float]]: ...
-
 
 class MetricSink(ABC):
-    """A backend that keeps metric histories, for instance to draw them.
+    """A backend that keeps metric histories, and knows what its devices cost. Training steps on it are timed by ``model.log``.
 
     >>> isinstance(backend, art.backend.MetricSink)
     True
@@ -77,6 +63,10 @@ class MetricSink(ABC):
         self, model: "Model[Any, Any]", metrics: Mapping[str, float], *, split: str, step: int
     ) -> None:
         """Store one row. The row is already on the frontend's disk: failing to store it must not raise."""
+
+    def automatic_gpu_cost_per_hour_usd(self, model: "Model[Any, Any]") -> float | None:
+        """What the devices of a model cost, if that is known."""
+        return None
 
 
 class EngineWatch(ABC):

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import time
-import warnings
 import weakref
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
@@ -11,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, cast
 
 from pydantic import PrivateAttr
 
+import art
 from art.backend import Backend, RolloutSource
 from art.logs.files import best_step, read_history
 from art.logs.model import LoggedModel, ModelConfig, StateType
-from art.logs.rows import TRAIN_GRADIENT_STEPS_KEY, average_metric_samples
-from art.renamed import renamed
+from art.logs.rows import TRAIN_GRADIENT_STEPS_KEY
 from art.rollouts.rollout import Rollout, read_conversations, record_rollout
 from art.terminal import say
 from art.trajectories import History, Trajectory, TrajectoryGroup
@@ -92,8 +90,8 @@ class Model(LoggedModel[ModelConfig, StateType], Generic[ModelConfig, StateType]
     def get_inference_name(self, step: int | None = None) -> str:
         """The name that requests use for the model, or for its version ``step``."""
         step = self._step if step is None else step
-        if self._backend is not None and callable(ask := getattr(self._backend, "_model_inference_name", None)):
-            return cast(str, ask(self, step=step))
+        if self._backend is not None:
+            return self._backend._model_inference_name(self, step)  # pyright: ignore[reportPrivateUsage]
         base = self.inference_model_name or self.name
         return base if step is None else f"{base}@{step}"
 
@@ -161,9 +159,7 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
         base_url, api_key = await backend._prepare_backend_for_training(self, _openai_client_config)  # pyright: ignore[reportPrivateUsage]
         self.inference_base_url = base_url
         self.inference_api_key = api_key
-        ask = getattr(backend, "_model_inference_name", None)
-        served = ask(self) if callable(ask) else None
-        self.inference_model_name = served if isinstance(served, str) else self.name
+        self.inference_model_name = self.get_inference_name()
 
     @asynccontextmanager
     async def rollout(self, step: int | None = None) -> AsyncGenerator[Rollout]:
@@ -194,29 +190,15 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
 
         yield Rollout(rollout_id, base_url, api_key, client, read)
 
-    @renamed(trajectory_groups="groups")
     async def train(
         self,
-        groups: Iterable[TrajectoryGroup],
-        config: TrainConfig = TrainConfig(),  # noqa: B008
-        _config: "dev.TrainConfig | None" = None,
+        trajectory_groups: Iterable[TrajectoryGroup],
+        config: TrainConfig | None = None,
+        _config: "dict[str, Any] | None" = None,
         verbose: bool = False,
     ) -> None:
         """Deprecated: ``await backend.train(model, groups, learning_rate=…)``, then ``await model.log(…)``."""
-        warnings.warn(
-            "model.train is deprecated: write `result = await backend.train(model, groups, learning_rate=…)` and "
-            "`await model.log(groups, split='train', metrics=result.metrics, step=result.step)`.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        batch = list(groups)
-        _check_config(config, TrainConfig)
-        started = time.time()
-        stream = self.backend()._train_model(self, batch, config, _config or {}, verbose)  # pyright: ignore[reportPrivateUsage]
-        metrics = average_metric_samples([sample async for sample in stream])
-        metrics.setdefault("time/step_trainer_s", time.time() - started)
-        step = await self.get_step()
-        await self.log(batch, split="train", metrics=metrics, step=step)
+        await art.compat.train_and_log(self, list(trajectory_groups), config, _config, verbose)
 
     async def train_sft(
         self,
@@ -227,20 +209,15 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
     ) -> None:
         """Fine-tune on given trajectories, log one row, and say how the loss went. Captured trajectories are learned by their
         exact tokens."""
-        config = TrainSFTConfig() if config is None else config
-        _check_config(config, TrainSFTConfig)
-        started = time.time()
-        stream = self.backend()._train_sft(self, trajectories, config, _config or {}, verbose)  # pyright: ignore[reportPrivateUsage]
-        samples = [sample async for sample in stream]
-        if not samples:
+        check_config(config, TrainSFTConfig)
+        result = await self.backend().train_sft(self, trajectories, config, verbose=verbose, **(_config or {}))
+        if result is None:
             return
-        metrics = average_metric_samples(samples)
-        metrics["time/step_trainer_s"] = time.time() - started
-        step = await self.get_step()
-        await self.log(split="train", metrics=metrics, step=step)
+        metrics = result.metrics
+        await self.log(split="train", metrics=metrics, step=result.step)
         if "loss/sft_last_batch" in metrics:
             say(
-                f"{self.name}: {metrics[TRAIN_GRADIENT_STEPS_KEY]:.0f} updates on examples made step {step}; loss per token "
+                f"{self.name}: {metrics[TRAIN_GRADIENT_STEPS_KEY]:.0f} updates on examples made step {result.step}; loss per token "
                 f"{metrics['loss/sft_first_batch']:.2f} at first, {metrics['loss/sft_last_batch']:.2f} at last"
             )
 
@@ -254,8 +231,9 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
         await self.backend()._delete_checkpoint_files(self, keep)  # pyright: ignore[reportPrivateUsage]
 
 
-def _check_config(config: Any, kind: type[Any]) -> None:
-    if not isinstance(config, kind):
+def check_config(config: Any, kind: type[Any]) -> None:
+    """Raises TypeError: ``config`` is of another kind."""
+    if config is not None and not isinstance(config, kind):
         raise TypeError(f"config must be an art.{kind.__name__}, not {type(config).__name__}.")
 
 

@@ -6,7 +6,7 @@ import os
 import time
 import uuid
 import warnings
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from art.backend import AnyModel, AnyTrainableModel
@@ -14,20 +14,18 @@ from art.control import ControlClient, path_of
 from art.errors import BackendError, JobInterruptedError, NotFoundError, from_api_error
 from art.logs.rows import (
     TRAIN_GRADIENT_STEPS_KEY,
-    average_metric_samples,
     build_training_summary_metrics,
     summarize_trajectory_groups,
 )
 from art.model_spec import build_registration
-from art.renamed import renamed
 from art.rollouts.failures import remember_service
 from art.rollouts.references import build_examples, build_train_groups, check_kind
 from art.service_calls import ServiceCalls
 from art.starting import StartReport
 from art.terminal import say, show_training
-from art.train_options import SftKeywords, TrainKeywords, build_options, build_sft_options, check_names
+from art.train_options import SftKeywords, TrainKeywords, build_options, build_sft_options
 from art.trajectories import Trajectory, TrajectoryGroup
-from art.types import LocalTrainResult, TrainConfig, TrainSFTConfig
+from art.types import TrainResult, TrainSFTConfig
 from art.wire import (
     API_PREFIX,
     CheckpointList,
@@ -79,7 +77,6 @@ class RemoteBackend(ServiceCalls):
         self._report: asyncio.Task[None] | None = None
         """Reports what the service is starting."""
         self._steps: dict[tuple[str, str], int] = {}
-        self._results: dict[tuple[str, str], WireTrainResult] = {}
 
     async def close(self) -> None:
         """Nothing stays open between calls; the service goes on running."""
@@ -147,9 +144,6 @@ class RemoteBackend(ServiceCalls):
         self._steps.pop((project, name), None)
         return await (await self._control()).delete(path_of(project, name), ModelInfo)
 
-    def supports_automatic_train_step_metrics(self) -> bool:
-        return True
-
     def automatic_gpu_cost_per_hour_usd(self, model: AnyModel) -> float | None:
         return self._gpu_cost_per_hour_usd
 
@@ -195,21 +189,20 @@ class RemoteBackend(ServiceCalls):
 
     # Training
 
-    @renamed(trajectory_groups="groups")
     async def train(
         self,
         model: AnyTrainableModel,
-        groups: Iterable[TrajectoryGroup],
+        trajectory_groups: Iterable[TrajectoryGroup],
         *,
         learning_rate: float = 5e-6,
         verbose: bool = False,
         **options: Unpack[TrainKeywords],
-    ) -> LocalTrainResult:
+    ) -> TrainResult:
         """Take one training step and serve its result. It logs nothing: pass the result's metrics to ``model.log``.
 
         Args:
-            groups: Scored trajectories, grouped by scenario.
-            options: See ``art.dev.TrainConfig``; those set to ``None`` take their defaults.
+            trajectory_groups: Scored trajectories, grouped by scenario.
+            options: See ``TrainKeywords``; those set to ``None`` take their defaults.
 
         Raises:
             TypeError: An unknown option, or something else than a model and groups.
@@ -219,45 +212,15 @@ class RemoteBackend(ServiceCalls):
         """
         from art.model import TrainableModel
 
-        check_names(options)
         check_kind(model, TrainableModel, "model")
-        if not isinstance(cast(Any, groups), Iterable):
+        if not isinstance(cast(Any, trajectory_groups), Iterable):
             raise TypeError(
-                f"groups must be a list of art.TrajectoryGroup, not {type(groups).__name__}. Nothing was sent."
+                f"groups must be a list of art.TrajectoryGroup, not {type(trajectory_groups).__name__}. Nothing was sent."
             )
-        batch = list(groups)
-        key = (model.project, model.name)
-        self._results.pop(key, None)
-        config = TrainConfig(learning_rate=learning_rate, kl_penalty_coef=options.pop("kl_penalty_coef", None) or 0.0)
-        dev_config = cast(TrainKeywords, {k: v for k, v in options.items() if v is not None or k == "importance_cap"})
-        started = time.monotonic()
-        samples = [sample async for sample in self._train_model(model, batch, config, dev_config, verbose)]
-        metrics = average_metric_samples(samples)
-        metrics.setdefault("time/step_trainer_s", time.monotonic() - started)
-        for name, value in build_training_summary_metrics(
-            summarize_trajectory_groups(batch), include_trainable_groups=True
-        ).items():
-            metrics.setdefault(name, value)
-        step = await self._get_step(model)
-        kept = options.get("save_checkpoint", True)
-        return LocalTrainResult(step, metrics, self._checkpoint_path(model, step) if kept else None)
-
-    def _checkpoint_path(self, model: AnyTrainableModel, step: int) -> str | None:
-        result = self._results.get((model.project, model.name))
-        return result.checkpoint if result is not None else None
-
-    async def _train_model(
-        self,
-        model: AnyTrainableModel,
-        groups: list[TrajectoryGroup],
-        config: TrainConfig,
-        dev_config: TrainKeywords,
-        verbose: bool = False,
-    ) -> AsyncIterator[dict[str, float]]:
-        keywords: dict[str, Any] = {"kl_penalty_coef": config.kl_penalty_coef, **dev_config}
-        options = build_options(config.learning_rate, keywords)
+        groups = list(trajectory_groups)
+        wire_options = build_options(learning_rate, options)
         train_groups, left_out = build_train_groups(
-            groups, allow_uncaptured=bool(dev_config.get("allow_training_without_logprobs"))
+            groups, allow_uncaptured=bool(options.get("allow_training_without_logprobs"))
         )
         for sentence in left_out:
             say(f"warning: {sentence}")
@@ -265,29 +228,64 @@ class RemoteBackend(ServiceCalls):
             project=model.project,
             model=model.name,
             groups=train_groups,
-            options=options,
+            options=wire_options,
             idempotency_key=uuid.uuid4().hex,
         )
+        started = time.monotonic()
         result = await self._finish_job(model, request, verbose)
-        metrics = dict(result.metrics)
-        if not result.trained:
-            for name in ("data/step_num_groups_trainable", "data/step_trainer_tokens", TRAIN_GRADIENT_STEPS_KEY):
-                metrics[name] = 0.0
-        yield metrics
+        summary = build_training_summary_metrics(summarize_trajectory_groups(groups), include_trainable_groups=True)
+        result.metrics = {**summary, "time/step_trainer_s": time.monotonic() - started, **result.metrics}
+        return result
+
+    async def train_sft(
+        self,
+        model: AnyTrainableModel,
+        trajectories: Iterable[Trajectory],
+        config: TrainSFTConfig | None = None,
+        *,
+        verbose: bool = False,
+        **options: Unpack[SftKeywords],
+    ) -> TrainResult | None:
+        """Learn trajectories in the order given, one update per batch, and serve the result as one new version.
+
+        Returns:
+            What the step gave; ``None`` without trajectories.
+
+        Raises:
+            TypeError: An unknown option.
+            NoTrainingDataError: The assistant says nothing in a trajectory; the message names it. Nothing was sent.
+        """
+        wire_options = build_sft_options(config or TrainSFTConfig(), options)
+        examples = build_examples(trajectories)
+        if not examples:
+            return None
+        request = TrainSftRequest(
+            project=model.project,
+            model=model.name,
+            examples=examples,
+            options=wire_options,
+            idempotency_key=uuid.uuid4().hex,
+        )
+        started = time.monotonic()
+        result = await self._finish_job(model, request, verbose)
+        result.metrics.setdefault("time/step_trainer_s", time.monotonic() - started)
+        return result
 
     async def _finish_job(
         self, model: AnyTrainableModel, request: TrainRequest | TrainSftRequest, verbose: bool
-    ) -> WireTrainResult:
+    ) -> TrainResult:
         """Run a job and point the model to the version that it made. Warnings arrive as events."""
         result = await self._run_job(request, verbose)
         self._steps[model.project, model.name] = result.step
-        self._results[model.project, model.name] = result
         model.inference_model_name = self._model_inference_name(model)
+        metrics = dict(result.metrics)
         if not result.trained:
             say(
                 f"warning: nothing was trained in step {result.step} of {model.name}: {result.reason or 'no learning signal'}"
             )
-        return result
+            for name in ("data/step_num_groups_trainable", "data/step_trainer_tokens", TRAIN_GRADIENT_STEPS_KEY):
+                metrics[name] = 0.0
+        return TrainResult(result.step, metrics, result.checkpoint)
 
     async def _run_job(self, request: TrainRequest | TrainSftRequest, verbose: bool) -> WireTrainResult:
         """Submit and follow to the end; a job that a restart interrupted is sent again under the same key."""
@@ -314,35 +312,6 @@ class RemoteBackend(ServiceCalls):
             "look at the backend's log, then call train again.",
             503,
         )
-
-    async def _train_sft(
-        self,
-        model: AnyTrainableModel,
-        trajectories: Iterable[Trajectory],
-        config: TrainSFTConfig,
-        dev_config: SftKeywords,
-        verbose: bool = False,
-    ) -> AsyncIterator[dict[str, float]]:
-        """Learn trajectories in the order given, one update per batch, and serve the result as one new version.
-
-        Yields:
-            The metrics of the call, unless there was nothing to learn.
-
-        Raises:
-            NoTrainingDataError: The assistant says nothing in a trajectory; the message names it. Nothing was sent.
-        """
-        options = build_sft_options(config, dev_config)
-        examples = build_examples(trajectories)
-        if not examples:
-            return
-        request = TrainSftRequest(
-            project=model.project,
-            model=model.name,
-            examples=examples,
-            options=options,
-            idempotency_key=uuid.uuid4().hex,
-        )
-        yield (await self._finish_job(model, request, verbose)).metrics
 
     # Checkpoints
 

@@ -16,7 +16,6 @@ from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
 from art.gather import gather_or_cancel, get_gather_context, record_metrics
-from art.renamed import renamed
 from art.rollouts import environment
 from art.types import Messages, MessagesAndChoices, Tools, TrajectoryExchanges
 
@@ -120,15 +119,14 @@ class Trajectory(BaseModel):
         self.metrics["duration"] = (datetime.now(self.start_time.tzinfo) - self.start_time).total_seconds()
         return self
 
-    @renamed(metric_name="name")
     @asynccontextmanager
-    async def track_duration(self, name: str) -> AsyncGenerator[None]:
-        """Add the seconds spent inside to ``metrics[f"{name}_duration"]``, also when the body raises."""
+    async def track_duration(self, metric_name: str) -> AsyncGenerator[None]:
+        """Add the seconds spent inside to ``metrics[f"{metric_name}_duration"]``, also when the body raises."""
         started = time.monotonic()
         try:
             yield
         finally:
-            key = f"{name}_duration"
+            key = f"{metric_name}_duration"
             self.metrics[key] = self.metrics.get(key, 0.0) + time.monotonic() - started
 
     def with_environment(self, variables: Mapping[str, str | None]) -> Self:
@@ -196,18 +194,17 @@ class Trajectory(BaseModel):
         return f"Trajectory(reward={self.reward}, metrics={self.metrics}, metadata={self.metadata})"
 
 
-@renamed(messages_and_choices="items")
-def get_messages(items: MessagesAndChoices) -> Messages:
+def get_messages(messages_and_choices: MessagesAndChoices) -> Messages:
     """Turn sampled choices into plain assistant messages; missing content becomes an empty string.
 
     Args:
-        items: Messages and choices, in order. They are not changed.
+        messages_and_choices: In order. They are not changed.
 
     >>> get_messages([{"role": "assistant", "content": None}])
     [{'role': 'assistant', 'content': ''}]
     """
     messages: list[dict[str, Any]] = []
-    for item in items:
+    for item in messages_and_choices:
         if isinstance(item, Choice):
             message: dict[str, Any] = {"role": "assistant", "content": item.message.content or ""}
             if item.message.tool_calls:

@@ -156,15 +156,8 @@ class TrainResult:
     step: int
     """The policy version that is served now."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
-
-
-@dataclass
-class LocalTrainResult(TrainResult):
-    """What a training step gave, with its checkpoint.
-
-    >>> LocalTrainResult(step=3, checkpoint_path=".art/p/models/m/checkpoints/0003").metrics
-    {}
-    """
-
     checkpoint_path: str | None = None
-    """Directory of the step's checkpoint; ``None`` if none was kept."""
+    """Directory of the step's checkpoint on the backend's machine."""
+
+
+LocalTrainResult = TrainResult

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 import art
 from art.errors import BackendDiedError, BackendError, ConflictError, MissingExtraError, NotFoundError
 from art.local import service as local_service
+from art.wire import TrainOptions, TrainResult
 
 STAND_IN = """
 import json, os, pathlib, sys
@@ -213,36 +214,29 @@ async def test_registering_takes_a_model_in(tmp_path):
     assert backend._service.pid is None, "a model that is not trained needs no service"
 
 
-async def test_train_is_made_of_parts_that_may_be_replaced_and_logs_nothing(tmp_path):
+async def test_a_step_is_one_job_and_logs_nothing(tmp_path):
     backend = art.LocalBackend(path=tmp_path)
     model = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
     asked = []
 
-    async def train_model(model, groups, config, dev_config, verbose=False):
-        asked.append((config.learning_rate, config.kl_penalty_coef, dev_config, verbose))
-        yield {"loss/train": 1.0, "data/step_num_gradient_steps": 2.0}
-        yield {"loss/train": 3.0, "data/step_num_gradient_steps": 2.0, "data/step_num_trajectories": 9.0}
+    async def run_job(request, verbose):
+        asked.append((request.options, verbose))
+        return TrainResult(
+            step=4, trained=True, metrics={"loss/train": 2.0, "data/step_num_trajectories": 9.0}, checkpoint="/c/0004"
+        )
 
-    async def get_step(model):
-        return 4
-
-    backend._train_model, backend._get_step = train_model, get_step
+    backend._run_job = run_job
     members = [art.Trajectory(reward=0), art.Trajectory(reward=1)]
     groups = [art.TrajectoryGroup(members, exceptions=[ValueError("x")])]
-    result = await backend.train(model, groups, epsilon=0.1, epsilon_high=None, kl_penalty_coef=0.5, verbose=True)
-    assert asked == [(5e-6, 0.5, {"epsilon": 0.1}, True)]
-    assert isinstance(result, art.LocalTrainResult)
-    assert (result.step, result.checkpoint_path) == (4, None)
+    result = await backend.train(model, groups, epsilon=0.1, epsilon_high=None, kl_coef=0.5, verbose=True)
+    assert asked == [(TrainOptions(epsilon=0.1, kl_coef=0.5), True)]
+    assert (result.step, result.checkpoint_path) == (4, "/c/0004")
     assert result.metrics.pop("time/step_trainer_s") >= 0
     assert result.metrics == {
         "loss/train": 2.0,
-        "data/step_num_gradient_steps": 2.0,
         "data/step_num_trajectories": 9.0,  # the trainer's own count stands
         "data/step_num_scenarios": 1.0,
         "data/step_num_groups_submitted": 1.0,
         "data/step_num_groups_trainable": 1.0,
     }
     assert list(tmp_path.iterdir()) == [], "nothing is logged, and no service was started"
-    (tmp_path / "p/models/m/checkpoints/0004").mkdir(parents=True)
-    assert (await backend.train(model, groups)).checkpoint_path == str(tmp_path / "p/models/m/checkpoints/0004")
-    assert (await backend.train(model, groups, save_checkpoint=False)).checkpoint_path is None

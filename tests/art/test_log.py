@@ -110,17 +110,17 @@ async def test_a_model_without_steps_logs_at_zero_and_failures_count(model, read
     assert (row["step"], row["val/exception_rate"], row["data/step_num_trajectories"]) == (0, 0.5, 2.0)
 
 
-class Automatic:
-    """Gives automatic metrics, in types of its own."""
+class Automatic(art.backend.MetricSink):
+    """Gives automatic metrics."""
 
     def _model_inference_name(self, model, step=None):
         return f"served/{model.name}/{step}"
 
-    def supports_automatic_train_step_metrics(self):
-        return 1
-
     def automatic_gpu_cost_per_hour_usd(self, model):
-        return "3600"
+        return 3600.0
+
+    async def record_metrics(self, model, metrics, *, split, step):
+        pass
 
 
 async def test_automatic_metrics_make_a_row_of_nothing(model, read_history):
@@ -183,8 +183,8 @@ def test_where_things_lie(tmp_path, monkeypatch):
 class Steps:
     """A backend that tells what it was asked."""
 
-    def __init__(self, samples):
-        self.samples, self.asked = samples, []
+    def __init__(self, metrics=None):
+        self.metrics, self.asked = metrics, []
 
     async def register(self, model):
         pass
@@ -192,33 +192,32 @@ class Steps:
     async def _prepare_backend_for_training(self, model, config):
         return "http://127.0.0.1:1/v1", "key"
 
+    def _model_inference_name(self, model, step=None):
+        return f"{model.name}@5"
+
     async def _get_step(self, model):
         self.asked.append("step")
         return 5
 
-    async def _train_sft(self, model, trajectories, config, dev_config, verbose=False):
-        for sample in self.samples:
-            yield sample
+    async def train_sft(self, model, trajectories, config=None, **options):
+        return None
 
-    async def _train_model(self, model, groups, config, dev_config, verbose=False):
-        for sample in self.samples:
-            yield sample
+    async def train(self, model, groups, **options):
+        return art.TrainResult(5, self.metrics)
 
 
 async def test_nothing_to_fine_tune_on_asks_nothing_and_writes_nothing(tmp_path):
     model = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
-    backend = Steps([])
+    backend = Steps()
     await model.register(backend)
-    assert (model.inference_model_name, model.inference_api_key) == ("m", "key"), (
-        "its own name, where a backend has none"
-    )
+    assert (model.inference_model_name, model.inference_api_key) == ("m@5", "key")
     await model.train_sft([])
     assert (backend.asked, list(Path(tmp_path).iterdir())) == ([], [])
 
 
 async def test_a_trainers_own_time_is_kept_by_the_old_way(tmp_path, read_history):
     model = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
-    await model.register(Steps([{"time/step_trainer_s": 7.0}]))
+    await model.register(Steps({"time/step_trainer_s": 7.0}))
     with pytest.warns(DeprecationWarning):
         await model.train([art.TrajectoryGroup([trajectory(1.0)])])
     assert read_history(model)[0]["time/step_trainer_s"] == 7.0
@@ -226,7 +225,7 @@ async def test_a_trainers_own_time_is_kept_by_the_old_way(tmp_path, read_history
 
 async def test_the_step_of_a_row_is_the_backends_unless_it_is_given(tmp_path, read_history):
     model = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
-    await model.register(Steps([]))
+    await model.register(Steps())
     await model.log(metrics={"reward": 1.0})
     await model.log(metrics={"reward": 1.0}, step=2)
     assert [row["step"] for row in read_history(model)] == [5, 2]

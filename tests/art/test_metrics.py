@@ -1,7 +1,6 @@
 import pytest
 
 from art.logs.rows import (
-    average_metric_samples,
     build_data_metrics_from_summary,
     build_training_summary_metrics,
     summarize_trajectory_groups,
@@ -226,14 +225,6 @@ async def test_tracking_calls():
         arguments = {"source": "s", "provider": "p", "model_name": "m", blank: " "}
         with pytest.raises(ValueError, match=blank):
             track_api_cost(**arguments)
-
-
-def test_averaging_of_samples():
-    key = "data/step_num_gradient_steps"
-    assert average_metric_samples([{"a": 1.0, key: 2}, {"a": 3.0, "b": 5.0, key: 2}]) == {"a": 2.0, "b": 5.0, key: 2}
-    assert average_metric_samples([]) == {}
-    with pytest.raises(ValueError, match="must be invariant"):
-        average_metric_samples([{key: 1}, {key: 2}])
 
 
 def test_summary_of_a_batch():

@@ -7,6 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 import art
+from art.backend import MetricSink
 from art.logs.parquet import read_trajectory_groups_parquet
 from art.metrics import MetricsBuilder
 
@@ -20,8 +21,8 @@ class Config(BaseModel):
 class Recorder:
     """A backend of few words, as users write them for tests."""
 
-    def __init__(self, step=0, samples=(), automatic=False, rate=None):
-        self.step, self.samples, self.automatic, self.rate = step, samples, automatic, rate
+    def __init__(self, step=0, metrics=None):
+        self.step, self.metrics = step, metrics
         self.kept = []
 
     async def register(self, model):
@@ -36,16 +37,25 @@ class Recorder:
     async def _delete_checkpoint_files(self, model, steps):
         self.kept.append(steps)
 
-    async def _train_model(self, model, groups, config, dev_config, verbose=False):
-        for sample in self.samples:
-            yield sample
+    def _model_inference_name(self, model, step=None):
+        return model.name if step is None else f"{model.name}@{step}"
 
-    async def _train_sft(self, model, trajectories, config, dev_config, verbose=False):
-        for sample in self.samples:
-            yield sample
+    async def train(self, model, groups, **options):
+        return art.TrainResult(self.step, dict(self.metrics or {}))
 
-    def supports_automatic_train_step_metrics(self):
-        return self.automatic
+    async def train_sft(self, model, trajectories, config=None, **options):
+        return None if self.metrics is None else art.TrainResult(self.step, dict(self.metrics))
+
+
+class Priced(Recorder, MetricSink):
+    """One whose devices cost something."""
+
+    def __init__(self, rate=None, **fields):
+        super().__init__(**fields)
+        self.rate = rate
+
+    async def record_metrics(self, model, metrics, *, split, step):
+        pass
 
     def automatic_gpu_cost_per_hour_usd(self, model):
         return self.rate
@@ -239,7 +249,7 @@ async def test_automatic_metrics_of_train_steps(tmp_path, monkeypatch, read_hist
     monkeypatch.setattr(asyncio.get_running_loop(), "time", loop_clock, raising=False)
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     model = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
-    model._backend = Recorder(automatic=True, rate=10)
+    model._backend = Priced(rate=10)
     await model.log(metrics={"x": 1.0}, split="val", step=1)
     await model.log(metrics={"x": 1.0}, split="train", step=1)
     await model.log(metrics={"x": 2.0}, split="train", step=1)
@@ -259,20 +269,19 @@ async def test_a_mock_as_backend_is_tolerated(model, read_history):
 
 
 async def test_the_old_way_to_train(model, read_history):
-    await model.register(Recorder(step=4, samples=[{"loss/train": 1.0}, {"loss/train": 3.0}]))
+    await model.register(Recorder(step=4, metrics={"loss/train": 2.0}))
     with pytest.warns(DeprecationWarning, match=r"backend\.train"):
         await model.train([art.TrajectoryGroup([art.Trajectory(reward=1.0)])])
     (row,) = read_history(model)
     assert (row["loss/train"], row["train/reward"], row["step"]) == (2.0, 1.0, 4)
-    assert row["time/step_trainer_s"] > 0
 
 
 async def test_sft_logs_one_row_or_none(model, read_history):
-    await model.register(Recorder(step=2, samples=[{"loss/sft": 1.0}, {"loss/sft": 2.0}]))
+    await model.register(Recorder(step=2, metrics={"loss/sft": 1.5}))
     await model.train_sft([])
     (row,) = read_history(model)
     assert (row["loss/sft"], row["step"]) == (1.5, 2)
-    model.backend().samples = []
+    model.backend().metrics = None
     await model.train_sft([])
     assert len(read_history(model)) == 1
 
@@ -299,16 +308,16 @@ async def test_what_the_old_forms_are_given_reaches_the_backend(model, read_hist
             given.append(config)
             return await super()._prepare_backend_for_training(model, config)
 
-        async def _train_model(self, *arguments):
-            given.append(arguments)
-            yield {"loss/train": 1.0}
+        async def train(self, *arguments, **options):
+            given.append((*arguments, options))
+            return await super().train(*arguments, **options)
 
-        async def _train_sft(self, *arguments):
-            given.append(arguments)
-            yield {"loss/sft": 1.0}
+        async def train_sft(self, *arguments, **options):
+            given.append((*arguments, options))
+            return await super().train_sft(*arguments, **options)
 
     server, groups, members = {"server_args": {"port": 1}}, [art.TrajectoryGroup([])], [art.Trajectory()]
-    await model.register(Asked(), _openai_client_config=server)
+    await model.register(Asked(metrics={"loss/train": 1.0}), _openai_client_config=server)
     rl, sft = art.TrainConfig(learning_rate=1e-3), art.TrainSFTConfig(batch_size=1)
     with pytest.warns(DeprecationWarning):
         await model.train(iter(groups), rl, {"epsilon": 0.1}, verbose=True)
@@ -316,11 +325,11 @@ async def test_what_the_old_forms_are_given_reaches_the_backend(model, read_hist
     await model.train_sft(members)
     config, *calls = given
     assert config is server
-    assert calls[:2] == [
-        (model, groups, rl, {"epsilon": 0.1}, True),
-        (model, members, sft, {"train_on": "all"}, True),
+    assert calls == [
+        (model, groups, {"verbose": True, "learning_rate": 1e-3, "kl_penalty_coef": 0.0, "epsilon": 0.1}),
+        (model, members, sft, {"verbose": True, "train_on": "all"}),
+        (model, members, None, {"verbose": False}),
     ]
-    assert calls[2] == (model, members, art.TrainSFTConfig(), {}, False)
     assert len(read_history(model)) == 3
 
 

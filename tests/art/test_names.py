@@ -39,7 +39,7 @@ EXPORTS = {
     "update_chat_completion",
     "art.metrics": "MetricsBuilder track_api_cost is_cumulative_metric_key is_builder_managed_metric "
     "to_cumulative_metric_key",
-    "art.logs.rows": "TRAIN_GRADIENT_STEPS_KEY average_metric_samples TrajectoryBatchSummary "
+    "art.logs.rows": "TRAIN_GRADIENT_STEPS_KEY TrajectoryBatchSummary "
     "summarize_trajectory_groups build_data_metrics_from_summary build_training_summary_metrics",
     "art.api_costs": "TokenPricing track_api_cost",
     "art.rewards": "ruler ruler_score_group",
@@ -113,8 +113,8 @@ def test_defaults_of_the_small_types():
     assert (TrainSFTConfig().learning_rate, TrainSFTConfig().batch_size) == (5e-5, "auto")
     assert TrainSFTConfig(learning_rate=[1e-4, 1e-5]).learning_rate == [1e-4, 1e-5]
     assert build_sft_options(TrainSFTConfig(), {}).batch_size == 2
-    assert asdict(TrainResult(3)) == {"step": 3, "metrics": {}}
-    assert asdict(LocalTrainResult(3)) == {"step": 3, "metrics": {}, "checkpoint_path": None}
+    assert asdict(TrainResult(3)) == {"step": 3, "metrics": {}, "checkpoint_path": None}
+    assert LocalTrainResult is TrainResult
 
 
 def test_messages_pass_pydantic_as_they_are_also_in_models_of_ones_own(make_choice):

@@ -7,7 +7,6 @@ import pytest
 import art
 from art.guided_completion import get_guided_completion_params
 from art.logs.parquet import read_trajectory_groups_parquet, write_trajectory_groups_parquet
-from art.renamed import renamed
 from art.trajectories import get_messages
 from art.utils.litellm import convert_litellm_choice_to_openai
 
@@ -24,8 +23,6 @@ async def test_a_training_step(service, tmp_path, make_choice):
             with pytest.warns(DeprecationWarning, match=r"backend\.train"):
                 await model.train(trajectory_groups=[group])
     assert [request.groups[0].trajectories[0].turns for request in service.train_requests] == [["a"], ["b"]]
-    with pytest.raises(TypeError, match="got groups twice: trajectory_groups is its older name"):
-        await backend.train(model, groups=[], trajectory_groups=[])
 
 
 async def test_trajectories(tmp_path):
@@ -55,15 +52,3 @@ def test_the_triple_of_a_guided_completion():
     texts, tool_choice, tools = params
     assert (texts, tool_choice, tools) == (None, params["tool_choice"], params["tools"])
     assert dict(**params) == dict(params) == {"tool_choice": tool_choice, "tools": tools}
-
-
-def test_other_calls_of_the_function_are_as_before():
-    @renamed(old="new")
-    def call(new, *, other=0):
-        """Doc."""
-        return new, other
-
-    assert (call(1), call(new=1, other=2), call(old=1)) == ((1, 0), (1, 2), (1, 0))
-    assert (call.__name__, call.__doc__) == ("call", "Doc.")
-    with pytest.raises(TypeError, match="unexpected keyword argument 'odd'"):
-        call(1, odd=1)

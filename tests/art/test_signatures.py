@@ -41,7 +41,7 @@ DEFAULTS = {
     "art.model:Model.litellm_completion_params": {"step": None},
     "art.model:Model.metrics_builder": {"cost_context": None},
     "art.model:TrainableModel.register": {"_openai_client_config": None},
-    "art.model:TrainableModel.train": {"config": art.TrainConfig(), "_config": None, "verbose": False},
+    "art.model:TrainableModel.train": {"config": None, "_config": None, "verbose": False},
     "art.model:TrainableModel.train_sft": {"config": None, "_config": None, "verbose": False},
     "art.model:TrainableModel.delete_checkpoints": {"best_checkpoint_metric": "val/reward"},
     "art.local.backend:LocalBackend": {"in_process": False, "path": None, "gpu_cost_per_hour_usd": None},

@@ -2,7 +2,7 @@ import warnings
 
 import pytest
 
-from art import train_options
+from art.compat import training
 from art.train_options import build_options
 from art.wire import Algorithm, KlPlace, TrainOptions
 
@@ -13,7 +13,7 @@ def scale_down(rewards, scale):
 
 @pytest.fixture(autouse=True)
 def fresh_warnings():
-    train_options._warned.clear()
+    training._warned.clear()
 
 
 def test_defaults_are_those_of_the_service():

@@ -124,8 +124,7 @@ async def test_what_was_sampled_here_is_learned_by_its_exact_tokens(tmp_path, ti
             await backend.train(model, [unlearnable])
 
         lessons = [said, art.Trajectory(rollout_id=greedy.id)]
-        stream = backend._train_sft(model, lessons, art.TrainSFTConfig(learning_rate=0.0), {})
-        (metrics,) = [sample async for sample in stream]
+        metrics = (await backend.train_sft(model, lessons, art.TrainSFTConfig(learning_rate=0.0))).metrics
         assert metrics["data/step_trainer_tokens"] == 16, "8 ids each, however many their words would be spelled with"
         assert metrics["data/step_num_examples_trained"] == 2
 

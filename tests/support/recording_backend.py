@@ -21,6 +21,9 @@ class Recorder:
     async def _get_step(self, model):
         return self.step
 
+    def _model_inference_name(self, model, step=None):
+        return model.name if step is None else f"{model.name}@{step}"
+
     async def train(self, model, groups, **options):
         self.batches.append(groups)
         self.options.append(options)

@@ -154,7 +154,7 @@ class LocalBackend(RemoteBackend):
             FileExistsError: ``local_path`` is there already.
         """
         wanted = get_model_step(model, str(self._path)) if step is None or step == "latest" else step
-        source = self._checkpoint_path(model, wanted)
+        source = self._checkpoint_directory(model, wanted)
         if source is None:
             raise NotFoundError(
                 f"{model.project}/{model.name} has no checkpoint of step {wanted} on this machine.", 404
@@ -175,10 +175,9 @@ class LocalBackend(RemoteBackend):
         count = len(_configured_ids(model)) or len(names)
         return price * count if price is not None and count else None
 
-    def _checkpoint_path(self, model: AnyTrainableModel, step: int) -> str | None:
-        directory = get_step_checkpoint_dir(
-            get_output_dir_from_model_properties(model.project, model.name, str(self._path)), step
-        )
+    def _checkpoint_directory(self, model: AnyTrainableModel, step: int) -> str | None:
+        of_model = get_output_dir_from_model_properties(model.project, model.name, str(self._path))
+        directory = get_step_checkpoint_dir(of_model, step)
         return directory if Path(directory).is_dir() else None
 
     async def _control(self) -> ControlClient:

@@ -179,16 +179,15 @@ class LoggedModel(BaseModel, Generic[ModelConfig, StateType]):
 
     def _automatic_metrics(self, split: str, step: int, given: Mapping[str, float]) -> dict[str, float]:
         """Wall time since the last training step was logged, and what the devices cost in it."""
-        supports = getattr(self._backend, "supports_automatic_train_step_metrics", None)
-        if split != "train" or not callable(supports) or not supports() or step == self._last_train_step:
+        backend = self._backend
+        if split != "train" or not isinstance(backend, MetricSink) or step == self._last_train_step:
             return {}
         now = time.monotonic()
         wall_s = now - self._last_train_log
         self._last_train_log, self._last_train_step = now, step
         found = {"time/step_wall_s": wall_s}
-        rate = getattr(self._backend, "automatic_gpu_cost_per_hour_usd", None)
-        if callable(rate) and (hourly := rate(self)) is not None:
-            found["costs/gpu"] = wall_s * float(cast(Any, hourly)) / 3600
+        if (hourly := backend.automatic_gpu_cost_per_hour_usd(cast(Any, self))) is not None:
+            found["costs/gpu"] = wall_s * hourly / 3600
         return {key: value for key, value in found.items() if key not in given}
 
     def _report_row(self, row: Mapping[str, float], step: int) -> None:

@@ -13,7 +13,6 @@ from typing import Any, cast
 from pydantic import BaseModel
 
 from art.logs.files import replacing
-from art.renamed import renamed
 from art.trajectories import History, PydanticException, Trajectory, TrajectoryGroup, is_choice
 
 __all__ = ["read_trajectory_groups_parquet", "write_trajectory_groups_parquet"]
@@ -37,8 +36,7 @@ def message_row(item: Any) -> dict[str, Any]:
     }
 
 
-@renamed(trajectory_groups="groups")
-def write_trajectory_groups_parquet(groups: Iterable[TrajectoryGroup], path: str | Path) -> None:
+def write_trajectory_groups_parquet(trajectory_groups: Iterable[TrajectoryGroup], path: str | Path) -> None:
     """Write groups to a file, which appears as a whole.
 
     Raises:
@@ -47,7 +45,7 @@ def write_trajectory_groups_parquet(groups: Iterable[TrajectoryGroup], path: str
     >>> write_trajectory_groups_parquet([art.TrajectoryGroup([art.Trajectory(reward=1.0)])], "groups.parquet")
     """
     pa, pq = _arrow()
-    rows = [_as_unicode(row) for index, group in enumerate(groups) for row in _group_rows(index, group)]
+    rows = [_as_unicode(row) for index, group in enumerate(trajectory_groups) for row in _group_rows(index, group)]
     table = pa.Table.from_pylist(rows, schema=schema())
     with replacing(Path(path)) as partial:
         pq.write_table(table, partial, compression="zstd")

@@ -13,7 +13,6 @@ from art.trajectories import Trajectory, TrajectoryGroup
 __all__ = [
     "TRAIN_GRADIENT_STEPS_KEY",
     "TrajectoryBatchSummary",
-    "average_metric_samples",
     "build_data_metrics_from_summary",
     "build_training_summary_metrics",
     "summarize_trajectory_groups",
@@ -46,26 +45,6 @@ class TrajectoryBatchSummary:
     """Groups with more than one trajectory and more than one reward."""
     scenario_ids: list[str]
     """Unique, in order of appearance."""
-
-
-def average_metric_samples(samples: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean of each metric over the samples that contain it.
-
-    Raises:
-        ValueError: The samples disagree on the number of gradient steps.
-
-    >>> average_metric_samples([{"loss": 1.0}, {"loss": 3.0, "kl": 0.5}])
-    {'loss': 2.0, 'kl': 0.5}
-    """
-    values: dict[str, list[float]] = {}
-    for sample in samples:
-        for name, value in sample.items():
-            values.setdefault(name, []).append(value)
-    steps = values.get(TRAIN_GRADIENT_STEPS_KEY, [])
-    if len(set(steps)) > 1:
-        raise ValueError(f"{TRAIN_GRADIENT_STEPS_KEY} must be invariant over the samples of one call, but was {steps}.")
-    means = {name: sum(found) / len(found) for name, found in values.items()}
-    return means | ({TRAIN_GRADIENT_STEPS_KEY: steps[0]} if steps else {})
 
 
 def is_trainable(group: TrajectoryGroup) -> bool:

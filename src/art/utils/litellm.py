@@ -4,12 +4,10 @@ from typing import Any
 
 from openai.types.chat.chat_completion import Choice
 
-from art.renamed import renamed
 from art.rollouts.references import read_reference
 
 
-@renamed(litellm_choice="choice")
-def convert_litellm_choice_to_openai(choice: Any) -> Choice:
+def convert_litellm_choice_to_openai(litellm_choice: Any) -> Choice:
     """Turn a finished litellm choice of an assistant into the object that trajectories hold.
 
     >>> from types import SimpleNamespace
@@ -17,7 +15,7 @@ def convert_litellm_choice_to_openai(choice: Any) -> Choice:
     >>> convert_litellm_choice_to_openai(SimpleNamespace(index=0, finish_reason="stop", message=message)).message.content
     'Hi.'
     """
-    message = choice.message
+    choice, message = litellm_choice, litellm_choice.message
     assert message.role == "assistant", f"expected an assistant's message, got {message.role!r}"
     calls = [
         {

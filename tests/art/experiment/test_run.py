@@ -114,14 +114,15 @@ async def test_there_is_nothing_to_compare_before_training(tmp_path):
 )
 async def test_a_warm_up_says_how_the_loss_went_and_what_succeeds_now(tmp_path, capsys, rewards, said):
     class Teacher(Recorder):
-        async def _train_sft(self, model, lessons, config, options, verbose):
+        async def train_sft(self, model, lessons, config, **options):
             self.step += 1
             lessons = list(lessons)
-            yield {
+            metrics = {
                 "data/step_num_gradient_steps": len(lessons) / config.batch_size,
                 "loss/sft_first_batch": 3.25,
                 "loss/sft_last_batch": 0.5,
             }
+            return art.TrainResult(self.step, metrics)
 
     async def rollout(model, scenario):
         return art.Trajectory(reward=rewards[scenario])
