@@ -6,6 +6,7 @@ family whose renderer gives the same ids as the model's own chat template does, 
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +14,7 @@ from renderers import RendererConfig, config_from_name, create_renderer, templat
 from renderers.base import MODEL_RENDERER_MAP, Renderer
 from transformers import PreTrainedTokenizerFast
 
-from art_backend.tokens.setting import Message, Setting, Tools, attempt
+from art_backend.tokens.setting import Message, Setting, Tools, apply_template, attempt
 
 _RENDERERS = 64
 """Renderers of one model that are kept, one for each set of template arguments."""
@@ -52,7 +53,7 @@ class Family:
         """The renderer for a conversation; where the family shows a date, that of its beginning."""
         if _DATE not in self.argument_names:
             return self.renderer(setting.arguments)
-        return self.renderer({_DATE: setting.strftime_now("%Y-%m-%d"), **setting.arguments})
+        return self.renderer({_DATE: setting.strftime("%Y-%m-%d"), **setting.arguments})
 
 
 def find_family(tokenizer: PreTrainedTokenizerFast, name: str | None) -> Family | None:
@@ -129,8 +130,8 @@ _MOMENTS = (Setting(), Setting(began=datetime(2024, 7, 26).timestamp()))
 def _write(tokenizer: PreTrainedTokenizerFast, probe: tuple[Any, Any, Any], setting: Setting) -> list[int] | None:
     """Ids of what the chat template writes; ``None`` if it refuses."""
     messages, tools, arguments = probe
-    fixed = {"add_generation_prompt": True, "tokenize": False, "strftime_now": setting.strftime_now}
-    text: Any = attempt(tokenizer.apply_chat_template, messages, tools, **fixed, **arguments)
+    setting = replace(setting, arguments=arguments)
+    text = attempt(apply_template, tokenizer, messages, tools, setting, generation_prompt=True)
     return None if text is None else tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
 

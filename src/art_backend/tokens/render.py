@@ -27,7 +27,7 @@ from art_backend.tokens.guard import ControlTokenGuard
 from art_backend.tokens.learning import SAMPLE_TOOLS, demands_short_ids, learn_notation
 from art_backend.tokens.notation import HERMES, Notation
 from art_backend.tokens.parse import END_THINK, THINK, ParsedMessage, TextParser
-from art_backend.tokens.setting import Message, Setting, Tools, find_argument_names
+from art_backend.tokens.setting import Message, Setting, Tools, apply_template, find_argument_names
 from art_backend.tokens.tool_calls import give_objects, give_short_ids
 from art_backend.tokens.tool_prompt import spell_out_tools
 
@@ -362,16 +362,8 @@ class ChatRenderer:
         if not self._shows_tools:
             ready, shown = spell_out_tools(ready, shown), None
         with setting.seeded() if self.varies else nullcontext():
-            text = self._tokenizer.apply_chat_template(
-                ready,
-                tools=shown,  # pyright: ignore[reportArgumentType]
-                tokenize=False,
-                add_generation_prompt=generation_prompt,
-                **{"strftime_now": setting.strftime_now, **self._guard.guard_arguments(setting.arguments)},
-            )
-        if not isinstance(text, str):
-            raise TypeError(f"the chat template gave {type(text).__name__}")
-        return text
+            guarded = replace(setting, arguments=self._guard.guard_arguments(setting.arguments))
+            return apply_template(self._tokenizer, ready, shown, guarded, generation_prompt=generation_prompt)
 
 
 @contextmanager

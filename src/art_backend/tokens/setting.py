@@ -7,12 +7,14 @@ to be rendered as it began: so both are functions of the moment at which it did.
 import inspect
 import random
 import re
+import string
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, ParamSpec, TypeVar
 
 from jinja2 import Environment, meta
@@ -37,6 +39,23 @@ _RESERVED = {
 _GENERATION = re.compile(r"\{%[-+]?\s*(end)?generation\s*[-+]?%\}")
 """Marks of what the assistant says, which only transformers knows."""
 
+_MOMENT = "conversation_began"
+"""Template data: the moment at which the conversation began, by ``strftime`` directive (without its ``%``)."""
+
+_FLAGS = ("-", "_", "0", "^", "#")
+_DIRECTIVES = [flag + letter for flag in ("", *_FLAGS) for letter in string.ascii_letters]
+
+_STRFTIME_NOW = (
+    "{%- macro strftime_now(format) -%}"
+    "{%- for text in format.split('%%') -%}{{- '' if loop.first else '%' -}}"
+    "{%- for part in text.split('%') -%}{%- if loop.first -%}{{- part -}}{%- else -%}"
+    f"{{%- set directive = part[:2] if part[:1] in {_FLAGS} else part[:1] -%}}"
+    f"{{{{- {_MOMENT}[directive] if directive in {_MOMENT}"
+    " else raise_exception('strftime_now: unknown directive %' ~ directive) -}}{{- part[directive | length:] -}}"
+    "{%- endif -%}{%- endfor -%}{%- endfor -%}{%- endmacro +%}"
+)
+"""Replaces the template's ``strftime_now``, which knows only the present. Templates accept data, so they cannot be given a function."""
+
 _chance = threading.Lock()
 
 
@@ -49,8 +68,8 @@ class Setting:
     began: float = field(default_factory=lambda: time.time())
     """Unix time: what templates take for the present, and the seed of their random numbers."""
 
-    def strftime_now(self, form: str) -> str:
-        """The function of that name that templates know."""
+    def strftime(self, form: str) -> str:
+        """Format the moment at which the conversation began."""
         return datetime.fromtimestamp(self.began).strftime(form)
 
     @contextmanager
@@ -63,6 +82,38 @@ class Setting:
                 yield
             finally:
                 random.setstate(state)
+
+
+def apply_template(
+    tokenizer: PreTrainedTokenizerFast,
+    messages: Sequence[Message],
+    tools: Tools | None,
+    setting: Setting,
+    *,
+    generation_prompt: bool,
+) -> str:
+    """Write messages by the tokenizer's chat template, at the moment of the setting. Raises whatever the template raises."""
+    template, arguments = tokenizer.get_chat_template(tools=tools), dict(setting.arguments)  # pyright: ignore[reportArgumentType]
+    if "strftime_now" in template:
+        template, arguments[_MOMENT] = _STRFTIME_NOW + template, _format_moment(setting.began)
+    text = tokenizer.apply_chat_template(
+        messages,  # pyright: ignore[reportArgumentType]
+        tools,  # pyright: ignore[reportArgumentType]
+        chat_template=template,
+        tokenize=False,
+        add_generation_prompt=generation_prompt,
+        **arguments,
+    )
+    if not isinstance(text, str):
+        raise TypeError(f"the chat template gave {type(text).__name__}")
+    return text
+
+
+@lru_cache(maxsize=64)
+def _format_moment(began: float) -> dict[str, str]:
+    """A moment by ``strftime`` directive; a lone ``%`` is itself."""
+    values = datetime.fromtimestamp(began).strftime("\x1f".join("%" + directive for directive in _DIRECTIVES))
+    return {"": "%", **dict(zip(_DIRECTIVES, values.split("\x1f"), strict=True))}
 
 
 def attempt(ask: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:

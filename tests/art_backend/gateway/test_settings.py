@@ -99,6 +99,29 @@ def test_the_same_setting_renders_the_same():
     assert renderer.render(HELLO, None, one) != renderer.render(HELLO, None, other)
 
 
+@pytest.mark.parametrize(
+    "form",
+    ["%d %b %Y", "%-d. %B", "%A, %e %^a %p %I:%M:%S.%f", "%Y-%m-%d %H%%%M", "100%", "", "%%d", "%c|%x|%X|%j", "ü%yü", "%Q"],
+)
+def test_the_time_of_a_template_is_formatted_as_by_strftime(form):
+    began = datetime.datetime(2026, 3, 5, 7, 8, 9, 123).timestamp()
+    written = f"{{{{ strftime_now({form!r}) }}}}|{{{{ strftime_now(format={form[:3]!r} ~ {form[3:]!r}) }}}}"
+    template = (
+        "\n{% if strftime_now is defined %}{% macro now() %}" + written + "{% endmacro %}{{ now() }}{% endif %}" + CHAT_TEMPLATE
+    )
+    text = datetime.datetime.fromtimestamp(began).strftime(form)
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.chat_template = template
+    ours = setting.apply_template(tokenizer, HELLO, None, Setting(began=began), generation_prompt=True)
+    plain = tokenizer.apply_chat_template(HELLO, tokenize=False, add_generation_prompt=True, chat_template="\n" + CHAT_TEMPLATE)
+    assert ours == plain[:1] + f"{text}|{text}" + plain[1:]
+
+
+def test_a_time_format_that_is_no_directive_is_refused():
+    with pytest.raises(BadRequestError, match="unknown directive %5"):
+        renderer_of("{{ strftime_now('%5d') }}" + CHAT_TEMPLATE).render(HELLO)
+
+
 THINKING = "{% if enable_thinking is defined and not enable_thinking %}no thoughts{% endif %}" + CHAT_TEMPLATE
 
 
