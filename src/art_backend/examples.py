@@ -7,13 +7,13 @@ from typing import Literal
 
 from art.wire import Conversation, Example, RolloutInfo, TokenRow, TrainGroup
 from art_backend.errors import BadRequestError, NotFoundError
+from art_backend.gateway.dialects.chat_messages import read_messages, read_tools
 from art_backend.serving.policies import ServedPolicy
 from art_backend.store.captures import CaptureStore
 from art_backend.store.runs import RunStore
 from art_backend.tokens.render import ChatRenderer
+from art_backend.tokens.rows import build_rows, learn_everything, spell_conversation
 from art_backend.tokens.tree import Turn
-from art_backend.training.rows.conversations import render_conversation
-from art_backend.training.rows.sequences import build_rows, learn_everything
 from art_backend.training.types import ScoredTrajectory
 
 TrainOn = Literal["assistant", "all"]
@@ -183,6 +183,19 @@ def tell_untrainable(found: Sequence[tuple[str, str]]) -> list[str]:
     return [
         f"{len(places)} turns were left out (the first: {places[0]}): {reason}" for reason, places in by_reason.items()
     ]
+
+
+def render_conversation(
+    renderer: ChatRenderer, conversation: Conversation, *, train_on: TrainOn = "assistant"
+) -> list[TokenRow]:
+    """Return the rows of a conversation that was not sampled here.
+
+    Raises:
+        BadRequestError: A message is malformed, the chat template refuses it, or there is nothing to learn; ``param`` is the
+            path within the conversation.
+    """
+    messages, tools = read_messages(conversation.messages), read_tools(conversation.tools).functions
+    return spell_conversation(renderer, messages, tools, trained=conversation.trained, train_on=train_on)
 
 
 def _render(renderer: ChatRenderer, conversation: Conversation, where: str, train_on: TrainOn) -> list[TokenRow]:

@@ -15,13 +15,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from art.wire import Conversation, LoraSpec, RegisterModel, SftOptions
 from art_backend.errors import BadRequestError, ConflictError, NotFoundError, StorageFailedError
+from art_backend.examples import render_conversation
 from art_backend.models.base import SMALL_MODEL
 from art_backend.models.export import export_model
 from art_backend.settings import Settings
 from art_backend.store.database import open_database
 from art_backend.store.runs import RunStore
 from art_backend.tokens.render import ChatRenderer
-from art_backend.training.rows.conversations import render_conversation
 from art_backend.training.trainer import Trainer
 from art_backend.training.types import ModelSetup, SftInput
 

@@ -14,7 +14,7 @@ from tests.frameworks.pages import PAGES, ROOT, run_agent, run_script, write_age
 
 import art
 from art.rollouts.references import build_train_groups
-from art_backend.training.rows.sequences import build_rows
+from art_backend.tokens.rows import build_rows
 
 ROWS = {
     "../frameworks": [1],

@@ -2,7 +2,7 @@
 
 import json
 
-from art_backend.engines.contract import Structure
+from art_backend.tokens.grammar import Structure
 
 
 def chain(length, link):

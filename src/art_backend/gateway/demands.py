@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from art_backend.engines.contract import Structure
 from art_backend.errors import BadRequestError
 from art_backend.gateway.dialects.toolbox import Toolbox
 from art_backend.gateway.form import Form, schema_text
+from art_backend.tokens.grammar import Structure
 
 Demand = tuple[Structure | None, str]
 """The form that words must have, if any, and the field that demands it."""

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from art_backend.engines.contract import Structure
 from art_backend.errors import BadRequestError
 from art_backend.tokens.call_grammar import CallGrammar, Function
+from art_backend.tokens.grammar import Structure
 from art_backend.tokens.grammar.notation import JSON_STYLE, quote
 from art_backend.tokens.parse import END_THINK, THINK
 from art_backend.tokens.render import ChatRenderer

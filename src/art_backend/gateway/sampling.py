@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from art_backend.engines.contract import Sampling, Structure
+from art_backend.engines.contract import Sampling
 from art_backend.errors import BadRequestError
+from art_backend.tokens.grammar import Structure
 
 Number = Annotated[int | float, Field(allow_inf_nan=False)]
 

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 import orjson
 
-from art_backend.engines.contract import Structure
 from art_backend.errors import BadRequestError
 from art_backend.gateway.form import Form
-from art_backend.gateway.message_stream import KnownMessageStream, TextMessageStream
+from art_backend.tokens.grammar import Structure
+from art_backend.tokens.message_stream import KnownMessageStream, TextMessageStream
 from art_backend.tokens.parse import ParsedMessage
 from art_backend.tokens.plain_text import PlainText
 from art_backend.tokens.render import ChatRenderer, Message

@@ -1,9 +1,9 @@
 """Refuses structures that cannot be enforced, before an engine is asked."""
 
-from art_backend.engines.contract import Structure
 from art_backend.errors import BadRequestError
 from art_backend.gateway.sources import Source
 from art_backend.gateway.threads import FairThreads
+from art_backend.tokens.grammar import Structure
 from art_backend.tokens.grammar.check import CHECKER
 
 

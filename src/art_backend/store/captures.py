@@ -22,9 +22,9 @@ from art.wire import RolloutInfo, RolloutKind, RolloutRows, RolloutTree, TreeNod
 from art_backend.errors import NotFoundError
 from art_backend.store.clock import SteadyClock
 from art_backend.store.database import add_column, transaction
+from art_backend.tokens.rows import build_rows
 from art_backend.tokens.setting import Setting
 from art_backend.tokens.tree import Prompt, Tree, Turn
-from art_backend.training.rows.sequences import build_rows
 
 IDS_IN_MEMORY = 20_000_000
 """Ids of trees that are kept in memory beside the database, about 12 bytes each."""

@@ -19,12 +19,12 @@ from renderers.base import Renderer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from art_backend.errors import BadRequestError, ModelNotAvailableError
-from art_backend.gateway.message_stream import KnownMessageStream, TextMessageStream, parse_known
 from art_backend.tokens.bridging import SPOKEN, Difference
 from art_backend.tokens.detokenize import Detokenizer, TextStream
 from art_backend.tokens.families import Family, find_family
 from art_backend.tokens.guard import ControlTokenGuard
 from art_backend.tokens.learning import SAMPLE_TOOLS, demands_short_ids, learn_notation
+from art_backend.tokens.message_stream import KnownMessageStream, TextMessageStream, parse_known
 from art_backend.tokens.notation import HERMES, Notation
 from art_backend.tokens.parse import END_THINK, THINK, ParsedMessage, TextParser
 from art_backend.tokens.setting import Message, Setting, Tools, apply_template, find_argument_names

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.art_backend.gateway.conftest import MODEL_KEY, check_rows, start_gateway
 from tests.support.tiny import build_tiny_tokenizer
 
-from art_backend.training.rows.sequences import build_rows
+from art_backend.tokens.rows import build_rows
 
 WORDS = st.text("ab", max_size=2)
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]

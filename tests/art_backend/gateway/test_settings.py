@@ -12,6 +12,7 @@ from tests.support.tiny import CHAT_TEMPLATE, build_tiny_tokenizer
 
 from art.wire import Conversation as Example
 from art_backend.errors import BadRequestError
+from art_backend.examples import render_conversation
 from art_backend.store.captures import CaptureStore
 from art_backend.store.database import open_database
 from art_backend.tokens import setting
@@ -19,7 +20,6 @@ from art_backend.tokens.families import Family
 from art_backend.tokens.render import ChatRenderer
 from art_backend.tokens.setting import Setting, find_argument_names
 from art_backend.tokens.tree import Tree
-from art_backend.training.rows.conversations import render_conversation
 
 HELLO = [{"role": "user", "content": "Hello"}]
 NUMBERED = CHAT_TEMPLATE.replace("message['role'] +", "(loop.index | string) + message['role'] +").replace(
@@ -101,19 +101,35 @@ def test_the_same_setting_renders_the_same():
 
 @pytest.mark.parametrize(
     "form",
-    ["%d %b %Y", "%-d. %B", "%A, %e %^a %p %I:%M:%S.%f", "%Y-%m-%d %H%%%M", "100%", "", "%%d", "%c|%x|%X|%j", "ü%yü", "%Q"],
+    [
+        "%d %b %Y",
+        "%-d. %B",
+        "%A, %e %^a %p %I:%M:%S.%f",
+        "%Y-%m-%d %H%%%M",
+        "100%",
+        "",
+        "%%d",
+        "%c|%x|%X|%j",
+        "ü%yü",
+        "%Q",
+    ],
 )
 def test_the_time_of_a_template_is_formatted_as_by_strftime(form):
     began = datetime.datetime(2026, 3, 5, 7, 8, 9, 123).timestamp()
     written = f"{{{{ strftime_now({form!r}) }}}}|{{{{ strftime_now(format={form[:3]!r} ~ {form[3:]!r}) }}}}"
     template = (
-        "\n{% if strftime_now is defined %}{% macro now() %}" + written + "{% endmacro %}{{ now() }}{% endif %}" + CHAT_TEMPLATE
+        "\n{% if strftime_now is defined %}{% macro now() %}"
+        + written
+        + "{% endmacro %}{{ now() }}{% endif %}"
+        + CHAT_TEMPLATE
     )
     text = datetime.datetime.fromtimestamp(began).strftime(form)
     tokenizer = build_tiny_tokenizer()
     tokenizer.chat_template = template
     ours = setting.apply_template(tokenizer, HELLO, None, Setting(began=began), generation_prompt=True)
-    plain = tokenizer.apply_chat_template(HELLO, tokenize=False, add_generation_prompt=True, chat_template="\n" + CHAT_TEMPLATE)
+    plain = tokenizer.apply_chat_template(
+        HELLO, tokenize=False, add_generation_prompt=True, chat_template="\n" + CHAT_TEMPLATE
+    )
     assert ours == plain[:1] + f"{text}|{text}" + plain[1:]
 
 

@@ -17,8 +17,8 @@ from tests.support.tiny import build_tiny_model, build_tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
 from art.wire import LoraSpec, TrainOptions
-from art_backend.engines.contract import Structure
 from art_backend.engines.process import EngineProcess, EngineSettings
+from art_backend.tokens.grammar import Structure
 from art_backend.tokens.grammar.vocabulary import GrammarVocabulary
 from art_backend.training.policy.adapter import AdapterPolicy
 from art_backend.training.rows.batch import build_batch, weigh

@@ -15,7 +15,7 @@ from tests.support.hostile import DEEP, FLAT
 from tests.support.tiny import build_tiny_tokenizer
 
 from art.wire import StructuredSpan, TokenRow
-from art_backend.engines.contract import Structure
+from art_backend.tokens.grammar import Structure
 from art_backend.tokens.grammar import __main__ as program
 from art_backend.tokens.grammar.check import StructureChecker
 from art_backend.tokens.grammar.notation import MAX_CHOICES, StructureError

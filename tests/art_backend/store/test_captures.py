@@ -12,8 +12,8 @@ from art_backend.store import captures as module
 from art_backend.store.captures import CaptureStore
 from art_backend.store.database import open_database
 from art_backend.tokens.render import ChatRenderer
+from art_backend.tokens.rows import build_rows
 from art_backend.tokens.tree import Sampled, new_id
-from art_backend.training.rows.sequences import build_rows
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ from tests.support.tiny import build_tiny_tokenizer
 
 from art.wire import Conversation
 from art_backend.errors import BadRequestError
+from art_backend.examples import render_conversation
 from art_backend.tokens.families import Family
 from art_backend.tokens.render import ChatRenderer
-from art_backend.training.rows.conversations import render_conversation
 
 TOKENIZER = build_tiny_tokenizer()
 

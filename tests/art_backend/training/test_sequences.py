@@ -2,8 +2,8 @@
 
 from array import array
 
+from art_backend.tokens.rows import build_rows, learn_everything
 from art_backend.tokens.tree import Prompt, Turn
-from art_backend.training.rows.sequences import build_rows, learn_everything
 
 COUNT = iter(range(10_000))
 

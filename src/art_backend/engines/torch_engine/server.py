@@ -13,13 +13,14 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
-from art_backend.engines.contract import GenerationDelta, Sampling, Structure
+from art_backend.engines.contract import GenerationDelta, Sampling
 from art_backend.engines.key_check.art_key_check import KeyCheck
 from art_backend.engines.torch_engine.adapters import AdapterError
 from art_backend.engines.torch_engine.engine import Engine, NameTakenError, Output, UnknownModelError
 from art_backend.engines.torch_engine.metrics import render_metrics
 from art_backend.engines.torch_engine.sequence import Sequence
 from art_backend.engines.torch_engine.weights import WeightsError
+from art_backend.tokens.grammar import Structure
 from art_backend.tokens.grammar.notation import StructureError
 from art_backend.tokens.grammar.vocabulary import GrammarVocabulary, Guide
 

@@ -12,7 +12,7 @@ import sys
 
 from llguidance import LLMatcher, LLTokenizer
 
-from art_backend.engines.contract import Structure
+from art_backend.tokens.grammar import Structure
 from art_backend.tokens.grammar.notation import StructureError, compile_structure, first_line
 
 STACK_BYTES = 2**20

@@ -15,7 +15,7 @@ import threading
 from dataclasses import dataclass
 from typing import IO
 
-from art_backend.engines.contract import Structure
+from art_backend.tokens.grammar import Structure
 from art_backend.tokens.grammar.notation import StructureError, check_size
 
 MAX_VERDICTS = 8192

@@ -6,7 +6,7 @@ from typing import Any
 
 from llguidance import LLMatcher, grammar_from
 
-from art_backend.engines.contract import Structure
+from art_backend.tokens.grammar import Structure
 
 JSON_STYLE: Any = {
     "whitespace_flexible": False,

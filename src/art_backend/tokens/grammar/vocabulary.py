@@ -13,8 +13,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from art_backend.engines.contract import Structure
 from art_backend.tokens.detokenize import Detokenizer
+from art_backend.tokens.grammar import Structure
 from art_backend.tokens.grammar.check import CHECKER
 from art_backend.tokens.grammar.notation import StructureError, compile_structure, first_line
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from art.wire import StructuredSpan, TokenRow
-from art_backend.engines.contract import Structure
+from art_backend.tokens.grammar import Structure
 from art_backend.tokens.grammar.notation import StructureError
 from art_backend.tokens.grammar.vocabulary import GrammarVocabulary
 

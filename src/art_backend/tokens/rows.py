@@ -1,13 +1,21 @@
-"""From captured turns to training rows: every sampled token is trained exactly once.
+"""Training rows, from captured turns or from plain messages: every token to learn is learned exactly once.
 
-A row is a path of the tree. Turns on it that another row trains, that cannot be trained, or that were sampled at another
-temperature than the row's are context: their ids stand there, masked. Where rows are to be imitated, settings do not matter.
+A row of captured turns is a path of the tree. Turns on it that another row trains, that cannot be trained, or that were sampled
+at another temperature than the row's are context: their ids stand there, masked. Rows to imitate ignore sampling settings.
+
+Plain messages get the tokens that they would have had if the model had said them: the first prompt is rendered, every answer is
+spelled as the model samples it, and the next prompt is bridged from there, exactly as the gateway does. Where a prompt cannot be
+bridged, a new row begins. Such rows have no log-probabilities.
 """
 
 from array import array
 from collections.abc import Collection, Iterable, Sequence
+from typing import Literal
 
 from art.wire import StructuredSpan, TokenRow
+from art_backend.errors import BadRequestError
+from art_backend.tokens.render import ChatRenderer, Message, Tools
+from art_backend.tokens.setting import Setting
 from art_backend.tokens.tree import Turn
 
 
@@ -104,3 +112,71 @@ def _build_row(leaf: Turn, trained: Collection[Turn]) -> TokenRow:
             if "structured_outputs" in turn.sampling
         ],
     )
+
+
+def spell_conversation(
+    renderer: ChatRenderer,
+    messages: Sequence[Message],
+    tools: Tools,
+    *,
+    trained: list[int] | None = None,
+    train_on: Literal["assistant", "all"] = "assistant",
+) -> list[TokenRow]:
+    """Return the rows of a conversation that was not sampled here.
+
+    Args:
+        trained: Indices of the assistant's messages to learn; ``None``: all of them.
+        train_on: ``assistant`` learns those messages; ``all`` every token but the first.
+
+    Raises:
+        BadRequestError: The chat template refuses a message, or there is nothing to learn; ``param`` is the path within the
+            conversation.
+    """
+    if train_on == "all":
+        ids = renderer.render_whole(messages, tools)
+        return [_row(ids, range(1, len(ids)))]
+    learn, setting = _find_spoken(messages, trained), Setting()
+    rows: list[TokenRow] = []
+    ids: list[int] = []
+    answer: list[int] = []
+    learned: set[int] = set()
+    start = 0
+    for at, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        extension = None
+        if ids:
+            prompt = ids[: len(ids) - len(answer)]
+            extension = renderer.bridge(prompt, answer, messages[start:at], tools, setting, messages[:start])
+        if extension is None:
+            rows += [_row(ids, learned)] if learned else []
+            ids, learned = renderer.render(messages[:at], tools, setting), set()
+        else:
+            ids = ids + extension
+        answer = renderer.spell(messages[:at], message, tools, setting)
+        if at in learn:
+            learned.update(range(len(ids), len(ids) + len(answer)))
+        ids = ids + answer
+        start = at + 1
+    return rows + ([_row(ids, learned)] if learned else [])
+
+
+def _find_spoken(messages: Sequence[Message], wanted: list[int] | None) -> set[int]:
+    """Indices of the messages to learn."""
+    spoken = {i for i, message in enumerate(messages) if message["role"] == "assistant"}
+    if wanted is None:
+        if not spoken:
+            raise BadRequestError("messages: none is the assistant's, so there is nothing to learn.", param="messages")
+        return spoken
+    if wrong := sorted(set(wanted) - spoken):
+        raise BadRequestError(f"trained: message {wrong[0]} is not one of the assistant's.", param="trained")
+    if not wanted:
+        raise BadRequestError("trained: is empty, so there is nothing to learn.", param="trained")
+    return set(wanted)
+
+
+def _row(ids: list[int], learned: Collection[int]) -> TokenRow:
+    sampled = [False] * len(ids)
+    for i in learned:
+        sampled[i] = True
+    return TokenRow(token_ids=ids, sampled=sampled, logprobs=None, policy_versions=[-1] * len(ids), temperature=1.0)
