@@ -43,10 +43,7 @@ PAGES: dict[str, tuple[str, list[str]]] = {
     ),
     "experiments": (
         "Measured trainings",
-        [
-            *("art.experiment.run", "art.experiment.commands", "art.experiment.comparison", "art.experiment.results"),
-            "art.experiment.seeds",
-        ],
+        ["art.experiment.run", "art.experiment.commands", "art.experiment.comparison", "art.experiment.results"],
     ),
     "backends": ("Backends", ["art.backend", "art.local.backend", "art.remote", "art.service_calls"]),
     "rewards": ("Rewards", ["art.rewards.ruler", "art.rewards.reward_model", "art.wire.rewards"]),

@@ -4,8 +4,8 @@ import argparse
 import itertools
 from pathlib import Path
 
-from art.experiment.plot import plot
-from art.experiment.results import Results, table_of_players, table_of_runs
+from art.experiment.report import plot, table_of_players, table_of_runs
+from art.experiment.results import Results
 
 HERE = Path(__file__).parent
 KEPT = HERE / "results"

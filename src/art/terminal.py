@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -14,6 +14,8 @@ from art.wire import JobEvent, TrainProgress
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 def say(text: str, stream: TextIO | None = None) -> None:
@@ -72,6 +74,12 @@ def visible(text: str) -> str:
     kept = text.replace("\r\n", "\n")
     shown = "".join(c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in kept)
     return shown.expandtabs(4)
+
+
+def sparkline(values: Sequence[float], low: float, high: float) -> str:
+    """One bar per value, on the scale from ``low`` to ``high``."""
+    top = len(_BARS) - 1
+    return "".join(_BARS[max(0, min(top, round((value - low) / (high - low) * top)))] for value in values)
 
 
 def art_command() -> str:

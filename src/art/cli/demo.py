@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from art.cli.targets import BASE_MODEL, BackendOption, BaseModelOption, KeyOption
+from art.cli.targets import BASE_MODEL, BackendOption, BaseModelOption, KeyOption, check_address
 
 
 def demo(
@@ -17,15 +17,14 @@ def demo(
     groups: Annotated[int, typer.Option(min=1, help="Opponents per step.")] = 16,
     group_size: Annotated[int, typer.Option(min=2, help="Games against each opponent.")] = 8,
     learning_rate: Annotated[float, typer.Option(help="Learning rate of the adapter.")] = 6e-4,
-    episodes: Annotated[int, typer.Option(min=1, help="Held-out games before and after.")] = 200,
+    episodes: Annotated[int, typer.Option(min=2, help="Held-out games before and after.")] = 200,
     max_staleness: Annotated[
-        int | None,
+        int,
         typer.Option(
             min=0,
-            help="Train by art.train, with games that go on while the trainer works and may be so many policy versions old; "
-            "by default games and training take turns in the explicit loop.",
+            help="How many policy versions behind a game may be; above 0, games go on while the trainer works.",
         ),
-    ] = None,
+    ] = 0,
     base_model: BaseModelOption = BASE_MODEL,
     output: Annotated[
         Path | None, typer.Option(help="Directory of the run; the same one resumes it. [default: .art/demo/seed-SEED]")
@@ -45,47 +44,50 @@ def demo(
     import asyncio
 
     from openai import APIError
+    from rich.console import Console
 
-    from art.demo.display import Display
-    from art.demo.records import RunDirectory
-    from art.demo.run import INTERRUPTED, DemoOptions, run_demo
+    from art.demo.run import run_demo, say
     from art.errors import ARTError, BadRequestError, ModelNotAvailableError
+    from art.experiment.run import INTERRUPTED, Run, Settings
     from art.terminal import say_error
 
     if not 0 < learning_rate < math.inf:
         raise typer.BadParameter("it must be a finite number above 0.", param_hint="--learning-rate")
-    if backend is not None and not backend.startswith(("http://", "https://")):
-        raise typer.BadParameter("give an address such as http://127.0.0.1:8000.", param_hint="--backend")
-    directory = (output or Path(".art", "demo", f"seed-{seed}")).resolve()
-    display = Display()
-    options = DemoOptions(
-        output=directory,
+    check_address(backend)
+    run = Run(
+        example="tic-tac-toe",
+        form="demo",
         seed=seed,
-        steps=steps,
-        groups=groups,
-        group_size=group_size,
-        learning_rate=learning_rate,
-        episodes=episodes,
-        max_staleness=max_staleness,
-        base_model=base_model,
-        engine=engine,
+        settings=Settings(
+            base_model=base_model,
+            steps=steps,
+            groups_per_step=groups,
+            group_size=group_size,
+            learning_rate=learning_rate,
+            max_staleness=max_staleness,
+            episodes=episodes,
+        ),
+        directory=(output or Path(".art", "demo", f"seed-{seed}")).resolve(),
         backend_url=backend,
         api_key=api_key,
+        engine=engine,
+        project="demo",
+        shares_backend=True,
     )
+    console = Console(highlight=False)
     try:
-        if fresh and (old := RunDirectory(directory).set_aside()) is not None:
-            display.say(f"The earlier run is now in {old}.")
-        asyncio.run(run_demo(options, display))
+        if fresh and (old := run.set_aside()) is not None:
+            say(console, f"The earlier run is now in {old}.")
+        asyncio.run(run_demo(run, console))
     except KeyboardInterrupt:
-        display.say()
-        display.say(f"Stopped. What was done is in {directory}. To go on:\n  {_same_command()}")
+        say(console, f"\nStopped. What was done is in {run.directory}. To resume:\n  {_same_command()}")
         raise typer.Exit(INTERRUPTED) from None
     except (BadRequestError, ModelNotAvailableError) as error:  # the same command would end in the same way
         say_error(str(error))
         raise typer.Exit(1) from None
     except (ARTError, APIError, OSError) as error:
         say_error(str(error))
-        display.say(f"What was done is in {directory}. To go on:\n  {_same_command()}")
+        say(console, f"What was done is in {run.directory}. To resume:\n  {_same_command()}")
         raise typer.Exit(1) from None
 
 

@@ -8,6 +8,7 @@ import typer
 
 from art.cli.targets import JsonOption, fail, print_json
 from art.logs.files import read_history
+from art.terminal import sparkline
 
 _HISTORY = "history.jsonl"
 SearchedPath = Annotated[Path, typer.Option(help="Directory to search.")]
@@ -88,8 +89,6 @@ def find_history(model: str, path: Path) -> History:
 
 def sparkline_of(values: list[float]) -> str:
     """One bar per value, from their lowest to their highest."""
-    from art.demo.display import sparkline
-
     if not values:
         return ""
     low, high = min(values), max(values)

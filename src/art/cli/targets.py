@@ -87,11 +87,16 @@ def open_backend(backend: str | None, api_key: str | None, path: Path) -> "Remot
     """The backend at an address, or a local one."""
     import art
 
+    check_address(backend)
     if backend is None:
         return art.LocalBackend(path=path)
-    if not backend.startswith(("http://", "https://")):
-        raise typer.BadParameter("give an address such as http://127.0.0.1:8000.", param_hint="--backend")
     return art.RemoteBackend(backend, api_key)
+
+
+def check_address(backend: str | None) -> None:
+    """Refuse a ``--backend`` that is no address."""
+    if backend is not None and not backend.startswith(("http://", "https://")):
+        raise typer.BadParameter("give an address such as http://127.0.0.1:8000.", param_hint="--backend")
 
 
 def run_or_explain(main: Callable[[], Any]) -> Any:

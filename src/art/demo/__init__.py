@@ -1,5 +1,5 @@
 """The demo: a small model learns to play tic-tac-toe through ART's endpoint.
 
-``rollout.py`` is the agent, ``run.py`` the training loop, both written with the public interface alone. The rest shows
-and keeps what happened.
+``game.py`` has the rules, ``rollout.py`` the agent, ``run.py`` trains and compares by ``art.experiment`` and shows what came
+of it, ``report.py`` puts several runs side by side.
 """

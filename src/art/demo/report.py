@@ -1,14 +1,14 @@
 """``python -m art.demo.report DIR…``: several finished runs as one Markdown table and one plot."""
 
 import argparse
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
-from art.demo.display import mean_interval, percent_interval
-from art.demo.plot import plot_runs
-from art.demo.records import Results, RunDirectory
-from art.demo.statistics import Estimate, estimate_mean
+from art.demo.run import RANDOM_PLAYER, SHARES, show_mean, show_share
 from art.errors import ARTError
+from art.experiment.report import plot
+from art.experiment.results import Player, Results
 from art.terminal import say_error
 
 MAX_ILLEGAL = 0.05
@@ -28,49 +28,48 @@ def render_table(runs: Sequence[Results]) -> str:
         "| seed | reward before | after | wins before | after | illegal games before | after | training | peak memory |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for run in sorted(runs, key=lambda one: one.config.seed):
-        before, after = run.before.score, run.after.score
+    pairs = [_before_and_after(run) for run in runs]
+    for run, pair in sorted(zip(runs, pairs, strict=True), key=lambda one: one[0].seed):
         memory = f"{run.peak_memory_bytes / 1e9:.1f} GB" if run.peak_memory_bytes else "–"
         cells = [
-            str(run.config.seed),
-            *(mean_interval(score.reward) for score in (before, after)),
-            *(percent_interval(share) for share in (before.wins, after.wins, before.illegal, after.illegal)),
+            str(run.seed),
+            *(show_mean(player.reward) for player in pair),
+            *(show_share(player.metrics[name]) for name in SHARES for player in pair),
             f"{len(run.steps)} steps, {run.training_s:.0f} s",
             memory,
         ]
         lines.append(f"| {' | '.join(cells)} |")
     if len(runs) > 1:
-        means = [
-            f"{_mean(run.before.score.reward for run in runs):+.2f}",
-            f"{_mean(run.after.score.reward for run in runs):+.2f}",
-            f"{_mean(run.before.score.wins for run in runs):.0%}",
-            f"{_mean(run.after.score.wins for run in runs):.0%}",
-            f"{_mean(run.before.score.illegal for run in runs):.0%}",
-            f"{_mean(run.after.score.illegal for run in runs):.0%}",
+        means = [f"{statistics.fmean(pair[i].reward.value for pair in pairs):+.2f}" for i in (0, 1)]
+        means += [
+            f"{100 * statistics.fmean(pair[i].metrics[name].value for pair in pairs):.0f} %"
+            for name in SHARES
+            for i in (0, 1)
         ]
-        seconds = estimate_mean([run.training_s for run in runs]).value
-        lines.append(f"| **mean** | {' | '.join(means).replace('%', ' %')} | {seconds:.0f} s | |")
-    player = runs[0].random_player
+        seconds = statistics.fmean(run.training_s for run in runs)
+        lines.append(f"| **mean** | {' | '.join(means)} | {seconds:.0f} s | |")
+    player = runs[0].player(RANDOM_PLAYER)
     lines.append(
-        f"| random legal moves | | {mean_interval(player.reward)} | | {percent_interval(player.wins)} | | 0 % | | |"
+        f"| random legal moves | | {show_mean(player.reward)} | | {show_share(player.metrics['win'])} | | 0 % | | |"
     )
-    games = sorted({run.after.score.games for run in runs})
+    games = sorted({run.player("trained").episodes for run in runs})
     lines += ["", f"{' or '.join(map(str, games))} held-out games before and after; 95 % intervals in brackets."]
     return "\n".join(lines)
 
 
 def shortfalls(run: Results) -> list[str]:
-    """What a run lacks to count as learned; empty when it did."""
+    """What a run lacks to count as learned; empty if it learned."""
     found: list[str] = []
-    before, after = run.before.score, run.after.score
-    if after.illegal.value >= MAX_ILLEGAL:
-        found.append(f"{after.illegal.value:.1%} illegal games, not below {MAX_ILLEGAL:.0%}")
-    if after.wins.value <= MIN_WINS:
-        found.append(f"{after.wins.value:.1%} wins, not above {MIN_WINS:.0%}")
+    before, after = _before_and_after(run)
+    illegal, wins = after.metrics["illegal"].value, after.metrics["win"].value
+    if illegal >= MAX_ILLEGAL:
+        found.append(f"{illegal:.1%} illegal games, not below {MAX_ILLEGAL:.0%}")
+    if wins <= MIN_WINS:
+        found.append(f"{wins:.1%} wins, not above {MIN_WINS:.0%}")
     pairs = {
         "reward": (before.reward, after.reward),
-        "wins": (before.wins, after.wins),
-        "illegal games": (before.illegal, after.illegal),
+        "wins": (before.metrics["win"], after.metrics["win"]),
+        "illegal games": (before.metrics["illegal"], after.metrics["illegal"]),
     }
     found += [f"the intervals of {name} before and after touch" for name, (b, a) in pairs.items() if b.touches(a)]
     if run.max_logprob_gap is not None and run.max_logprob_gap >= MAX_LOGPROB_GAP:
@@ -88,11 +87,11 @@ def main() -> None:
         runs = [_read(directory) for directory in arguments.directories]
         print(render_table(runs))
         if arguments.plot is not None:
-            plot_runs(runs, arguments.plot)
+            plot(runs, arguments.plot, SHARES)
     except ARTError as error:
         say_error(str(error))
         raise SystemExit(1) from None
-    failures = [f"seed {run.config.seed}: {lack}" for run in runs for lack in shortfalls(run)]
+    failures = [f"seed {run.seed}: {lack}" for run in runs for lack in shortfalls(run)]
     if arguments.check and failures:
         for failure in failures:
             say_error(failure)
@@ -100,16 +99,16 @@ def main() -> None:
 
 
 def _read(directory: Path) -> Results:
-    results = RunDirectory(directory).read_results()
-    if results is None:
+    path = directory / "results.json"
+    if not path.exists():
         raise ARTError(
-            f"{directory} holds no finished run: there is no results.json. Run `art demo --output {directory}`.", 404
+            f"{directory} holds no finished run: {path} is missing. Run `art demo --output {directory}`.", 404
         )
-    return results
+    return Results.read(path)
 
 
-def _mean(estimates: Iterable[Estimate]) -> float:
-    return estimate_mean([estimate.value for estimate in estimates]).value
+def _before_and_after(run: Results) -> tuple[Player, Player]:
+    return run.player("base model"), run.player("trained")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,6 @@ async def play(
     """
     game = Game(seed, opponent)
     messages = opening_messages()
-    sampled_tokens = 0
     async with model.rollout(step=step) as rollout:
         client = rollout.openai_client()
         while game.outcome is None:
@@ -53,17 +52,14 @@ async def play(
                 temperature=1.0,
             )
             answer = completion.choices[0].message.content or ""
-            sampled_tokens += completion.usage.completion_tokens if completion.usage else 0
             messages.append({"role": "assistant", "content": answer})
             game.answer(answer)
         return rollout.trajectory(
             reward=game.reward,
             messages_and_choices=messages,
             metrics={
-                "win": float(game.outcome is Outcome.WIN),
-                "illegal": float(game.outcome is Outcome.ILLEGAL),
+                **{outcome.value: float(game.outcome is outcome) for outcome in Outcome},
                 "legal_moves": game.legal_moves,
-                "sampled_tokens": sampled_tokens,
             },
             metadata={"seed": seed, "outcome": game.outcome, "boards": game.boards, "answers": game.answers},
         )

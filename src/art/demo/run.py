@@ -1,273 +1,100 @@
-"""The demo from start to end: evaluate, train step by step, evaluate again, show what changed."""
+"""The demo from start to end: train, test the model before and after on held-out games, show the difference."""
 
 import importlib.util
 import itertools
-import secrets
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 import art
-from art.demo.display import Display
 from art.demo.game import Outcome, play_at_random
 from art.demo.memory import PeakMemory
-from art.demo.overlapped import read_records, train_overlapped
-from art.demo.plot import plot_run
-from art.demo.records import Evaluation, Results, RunConfig, RunDirectory, SampleGame, StepRecord
 from art.demo.rollout import play
-from art.demo.statistics import Score, score_games, score_of
-from art.errors import ARTError, MissingExtraError, ModelNotAvailableError
-from art.experiment.seeds import SEEDS_PER_RUN, TRAINING_SEEDS_FROM
-from art.terminal import art_command
+from art.errors import MissingExtraError, ModelNotAvailableError
+from art.experiment.comparison import Score, compare, summarise
+from art.experiment.report import plot
+from art.experiment.results import Player, Results
+from art.experiment.run import INTERRUPTED, Run, training_seeds
+from art.logs.parquet import read_trajectory_groups_parquet
+from art.logs.statistics import Interval
+from art.terminal import art_command, break_lines, sparkline
+from art.trajectories import Trajectory
+from art.utils.output_dirs import get_model_dir, get_trajectories_split_dir
 
-BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-PROJECT = "demo"
-MAX_SEQUENCE_LENGTH = 512
-"""A whole game, with the example before it, has fewer than 250 tokens."""
-LORA_RANK, LORA_ALPHA = 16, 32
-
-INTERRUPTED = 130
-"""Exit code of a command that was stopped with Ctrl-C, by the shells' convention."""
-
-RANDOM_GAMES_PER_OPPONENT = 10
-
-Model = art.TrainableModel[Any, Any]
-
-
-@dataclass(frozen=True)
-class DemoOptions:
-    """What ``art demo`` was asked for."""
-
-    output: Path
-    seed: int = 1
-    steps: int = 8
-    groups: int = 16
-    """Opponents per step."""
-    group_size: int = 8
-    """Games against each of them."""
-    learning_rate: float = 6e-4
-    episodes: int = 200
-    """Held-out games of each evaluation."""
-    base_model: str = BASE_MODEL
-    max_staleness: int | None = None
-    """Train by ``art.train``, on games of so many policy versions; ``None`` trains by the explicit loop."""
-    engine: str = "auto"
-    backend_url: str | None = None
-    """``None`` starts a backend on this machine."""
-    api_key: str | None = None
+SHARES = ("win", "illegal")
+"""Metrics that are drawn beside the reward."""
+RANDOM_PLAYER = "random player"
+_RANDOM_GAMES_PER_OPPONENT = 10
+_REWARD_RANGE = (-0.5, 1.0)
+_MARK_STYLES = {"X": "bold green", "O": "bold red"}
 
 
-async def run_demo(options: DemoOptions, display: Display) -> Results:
-    """Run the demo, or take it up where it was stopped; a finished run is shown again.
+async def run_demo(run: Run, console: Console) -> Results:
+    """Run the demo, or resume it where it was stopped; a finished run is shown again.
 
     Raises:
         ARTError: With what to do about it. What was done is kept.
+        KeyboardInterrupt: It was stopped with Ctrl-C. What was done is kept.
     """
-    directory = RunDirectory(options.output)
-    config = directory.open(
-        RunConfig(
-            seed=options.seed,
-            groups=options.groups,
-            group_size=options.group_size,
-            learning_rate=options.learning_rate,
-            episodes=options.episodes,
-            base_model=options.base_model,
-            max_staleness=options.max_staleness,
-            model_name=f"tic-tac-toe-{secrets.token_hex(3)}",
-        )
-    )
-    finished = directory.read_results()
-    if finished is not None and finished.after.step >= options.steps:
-        display.title(f"This run is finished: {finished.after.step} steps in {directory.path}.")
-        show_results(finished, directory, options, display)
-        display.say("To start over, add --fresh; to train on, ask for more --steps.")
-        return finished
-
-    display.title(f"ART demo: {options.base_model.rsplit('/', 1)[-1]} learns tic-tac-toe (seed {options.seed})")
-    local = options.backend_url is None
-    if local:
-        prepare_base_model(options.base_model)
-        backend: art.RemoteBackend = art.LocalBackend(path=directory.path, serve_arguments=["--engine", options.engine])
-    else:
-        backend = art.RemoteBackend(options.backend_url or "", options.api_key)
-
-    earlier_s, earlier_peak = directory.read_spent()
-    started = time.monotonic()
-    memory = PeakMemory() if local else None
+    run.open()
+    path, settings = run.directory / "results.json", run.settings
+    if path.exists():
+        results = Results.read(path)
+        tested = results.player("trained")
+        if results.step >= settings.steps and tested.episodes + tested.failed == settings.episodes:
+            say(console, Text(f"This run is finished: {results.step} steps in {run.directory}.", "bold"))
+            show_results(results, run, console)
+            say(console, "To start over, add --fresh; to train on, ask for more --steps.")
+            return results
+    base_name = settings.base_model.rsplit("/", 1)[-1]
+    say(console, Text(f"ART demo: {base_name} learns tic-tac-toe (seed {run.seed})", "bold"))
+    memory = None
+    if run.backend_url is None:
+        prepare_base_model(settings.base_model)
+        memory = PeakMemory()
+        memory.start()
     try:
-        async with backend:
-            if memory is not None:
-                memory.start()
-            model = make_model(config, directory)
-            with display.stage("starting the backend", announce=True):
-                await model.register(backend)
-            before, steps = await _train(model, backend, config, options, directory, display)
-            last = await model.get_step()
-            after = await _evaluate_once("after", model, last, config, directory, display)
+        say(console, "starting the backend …")
+        async with run.open_backend() as backend:
+            model = run.make_model()
+            await model.register(backend)
+            with run.timed():
+                trained = await art.train(model, play, training_seeds(run.seed), **run.loop_options)
+            if trained.stopped:
+                raise KeyboardInterrupt
+            say(console, f"playing {settings.episodes} held-out games with each version …")
+            results = await compare(run, play, range(settings.episodes), {}, model=model)
             checkpoints = {one.step: one.path for one in await backend.list_checkpoints(model)}
     finally:
-        peak = max(earlier_peak, memory.stop() if memory is not None else 0)
-        total_s = earlier_s + time.monotonic() - started
-        directory.write_spent(total_s, peak)
-
-    results = Results(
-        config=config,
-        before=before,
-        after=after,
-        random_player=score_random_player(config.episodes),
-        steps=steps,
-        training_s=sum(record.seconds for record in steps),
-        total_s=total_s,
-        peak_memory_bytes=peak if local else None,
-        max_logprob_gap=max((r.metrics[GAP] for r in steps if GAP in r.metrics), default=None),
-        checkpoint=checkpoints.get(last),
-        finished_at=time.time(),
-    )
-    directory.write_results(results)
-    show_results(results, directory, options, display)
+        if memory is not None:
+            run.note_spent(peak_memory_bytes=max(run.spent().get("peak_memory_bytes", 0), memory.stop()))
+    results.players.append(play_randomly(settings.episodes))
+    results.checkpoint = checkpoints.get(results.step)
+    if memory is not None:
+        results.peak_memory_bytes = int(run.spent()["peak_memory_bytes"])
+    results.write(path)
+    show_results(results, run, console)
     return results
 
 
-GAP = "offpolicy/logprob_gap_row_max"
-
-
-def make_model(config: RunConfig, directory: RunDirectory) -> Model:
-    """The model that learns, with an adapter that starts from the run's seed."""
-    return art.TrainableModel(
-        name=config.model_name,
-        project=PROJECT,
-        base_model=config.base_model,
-        base_path=str(directory.path),
-        _internal_config={
-            "init_args": {"max_seq_length": MAX_SEQUENCE_LENGTH},
-            "peft_args": {"r": LORA_RANK, "lora_alpha": LORA_ALPHA, "random_state": config.seed},
-        },
+def play_randomly(episodes: int) -> Player:
+    """The yardstick: a player who picks free squares at random, several times against each held-out opponent."""
+    games = [
+        play_at_random(seed, agent_seed=episodes + seed * _RANDOM_GAMES_PER_OPPONENT + i)
+        for seed, i in itertools.product(range(episodes), range(_RANDOM_GAMES_PER_OPPONENT))
+    ]
+    return summarise(
+        RANDOM_PLAYER,
+        None,
+        [Score(game.reward, {outcome.value: float(game.outcome is outcome) for outcome in Outcome}) for game in games],
     )
-
-
-async def _train(
-    model: Model,
-    backend: art.RemoteBackend,
-    config: RunConfig,
-    options: DemoOptions,
-    directory: RunDirectory,
-    display: Display,
-) -> tuple[Evaluation, list[StepRecord]]:
-    """Evaluate the base model, then take the steps that are still missing."""
-    before = await _evaluate_once("before", model, 0, config, directory, display)
-    done = await model.get_step()
-    records = directory.read_steps(done)
-    if done:
-        display.say(f"Resuming after step {done} of {options.steps}.")
-    if config.max_staleness is not None:
-        seeds = itertools.chain.from_iterable(training_seeds(config, step) for step in itertools.count(1))
-        await train_overlapped(model, seeds, config, config.max_staleness, options.steps)
-        return before, read_records(model, score_trajectories)
-    display.steps_header()
-    games = config.groups * config.group_size
-    for step in range(done + 1, options.steps + 1):
-        label = f"step {step}/{options.steps}"
-        started = time.monotonic()
-        with display.stage(f"{label}  playing", games) as count:
-            groups = await art.gather_trajectory_groups(
-                art.TrajectoryGroup(_counted(play(model, seed), count) for _ in range(config.group_size))
-                for seed in training_seeds(config, step)
-            )
-        gathered = time.monotonic()
-        with display.stage(f"{label}  training"):
-            result = await backend.train(model, groups, learning_rate=config.learning_rate)
-            await model.log(groups, split="train", step=result.step, metrics=result.metrics)
-        played = list(itertools.chain.from_iterable(groups))
-        record = StepRecord(
-            step=result.step,
-            score=score_trajectories(played),
-            gather_s=gathered - started,
-            train_s=time.monotonic() - gathered,
-            sampled_tokens=int(sum(trajectory.metrics["sampled_tokens"] for trajectory in played)),
-            metrics=result.metrics,
-        )
-        directory.append_step(record)
-        records.append(record)
-        display.step_row(record, seconds_left(records, options.steps, config))
-    return before, records
-
-
-async def _evaluate_once(
-    name: str, model: Model, step: int, config: RunConfig, directory: RunDirectory, display: Display
-) -> Evaluation:
-    """Play the held-out games with one policy version, unless that was done."""
-    stored = directory.read_evaluation(name)
-    if stored is not None and stored.step == step:
-        return stored
-    who = "the base model" if step == 0 else f"the model of step {step}"
-    started = time.monotonic()
-    with display.stage(f"evaluating {who} in {config.episodes} games", config.episodes, announce=True) as count:
-        played = await art.gather_trajectories(
-            _counted(play(model, seed, step=step), count) for seed in held_out_seeds(config)
-        )
-    trajectories = [one for one in played if isinstance(one, art.Trajectory)]
-    if len(trajectories) != config.episodes:
-        raise ARTError(f"Only {len(trajectories)} of {config.episodes} held-out games were played.", 500)
-    evaluation = Evaluation(
-        step=step,
-        score=score_trajectories(trajectories),
-        seconds=time.monotonic() - started,
-        sample=sample_game(trajectories[0]),
-    )
-    await model.log(trajectories, split="val", step=step)
-    directory.write_evaluation(name, evaluation)
-    return evaluation
-
-
-async def _counted(game: Coroutine[Any, Any, art.Trajectory], count: Callable[[], None]) -> art.Trajectory:
-    trajectory = await game
-    count()
-    return trajectory
-
-
-def training_seeds(config: RunConfig, step: int) -> list[int]:
-    """The opponents of one step: new ones each step, the same ones when a step is repeated after a stop."""
-    first = TRAINING_SEEDS_FROM + config.seed * SEEDS_PER_RUN + step * config.groups
-    return list(range(first, first + config.groups))
-
-
-def held_out_seeds(config: RunConfig) -> range:
-    """The opponents of every evaluation, of all runs alike."""
-    return range(config.episodes)
-
-
-def score_trajectories(trajectories: Iterable[art.Trajectory]) -> Score:
-    return score_games(
-        (Outcome(str(one.metadata["outcome"])), one.reward, int(one.metrics["legal_moves"])) for one in trajectories
-    )
-
-
-def score_random_player(episodes: int) -> Score:
-    """A player that picks free squares at random, against the held-out opponents."""
-    return score_of(
-        play_at_random(seed, agent_seed=episodes + seed * RANDOM_GAMES_PER_OPPONENT + i)
-        for seed in range(episodes)
-        for i in range(RANDOM_GAMES_PER_OPPONENT)
-    )
-
-
-def sample_game(trajectory: art.Trajectory) -> SampleGame:
-    return SampleGame.model_validate({**trajectory.metadata, "reward": trajectory.reward})
-
-
-def seconds_left(records: Sequence[StepRecord], steps: int, config: RunConfig) -> float:
-    """Estimate from the last steps: those that remain, and the evaluation after them."""
-    recent = records[-3:]
-    per_step = sum(record.seconds for record in recent) / len(recent)
-    evaluation = records[-1].gather_s * config.episodes / (config.groups * config.group_size)
-    return per_step * (steps - records[-1].step) + evaluation
 
 
 def prepare_base_model(name: str) -> None:
@@ -275,7 +102,7 @@ def prepare_base_model(name: str) -> None:
 
     Raises:
         MissingExtraError: The backend is not installed.
-        ARTError: The model was not found; what was tried stands on standard error.
+        ARTError: The model was not found; the attempts stand on standard error.
         KeyboardInterrupt: The preparation was interrupted.
     """
     if any(importlib.util.find_spec(module) is None for module in ("art_backend", "torch", "fastapi")):
@@ -288,32 +115,96 @@ def prepare_base_model(name: str) -> None:
         raise ModelNotAvailableError(f"The base model {name} is not available; the reason stands above.", 422)
 
 
-def show_results(results: Results, directory: RunDirectory, options: DemoOptions, display: Display) -> None:
-    """Draw the plot, and print what came out of the run and what to type next."""
-    plotted = True
+def show_results(results: Results, run: Run, console: Console) -> None:
+    """Draw the plot, and print how good the model was before and after, and what to type next."""
+    picture = run.directory / "reward.png"
     try:
-        plot_run(results, directory.plot_path)
+        plot([results], picture, SHARES)
+        drawn = f"plot        {picture}"
     except MissingExtraError as error:
-        plotted = False
-        display.say(str(error))
-    display.say()
-    display.result_table(results.before, results.after, results.random_player)
-    display.sparkline_row([record.score.reward.value for record in results.steps])
-    display.say()
-    display.sample_games(results.before.sample, results.after.sample)
-    display.say()
+        drawn = str(error)
+    say(console)
+    console.print(result_table(results))
+    if rewards := [step.reward for step in results.steps]:
+        say(console, f"Reward per step  {rewards[0]:+.2f} {sparkline(rewards, *_REWARD_RANGE)} {rewards[-1]:+.2f}\n")
+    games = [find_game(run, step) for step in (0, results.step)]
+    headings = ("A game before training", "The same opponent after training")
+    grid = Table.grid(padding=(0, 6))
+    grid.add_row(*(Text(heading, "bold") for heading in headings))
+    grid.add_row(*(Text() if game is None else draw_game(game) for game in games))
+    console.print(grid)
     memory = f", peak memory {results.peak_memory_bytes / 1e9:.1f} GB" if results.peak_memory_bytes else ""
-    display.say(f"Training took {results.training_s:.0f} s, everything {results.total_s:.0f} s{memory}.")
-    if plotted:
-        display.say(f"plot        {directory.plot_path}")
-    display.say(f"results     {directory.results_path}")
+    say(console, f"\nTraining took {results.training_s:.0f} s, the test {results.evaluation_s:.0f} s{memory}.")
+    say(console, drawn)
+    say(console, f"results     {run.directory / 'results.json'}")
     if results.checkpoint:
-        display.say(f"checkpoint  {results.checkpoint}")
-    display.say()
-    display.title("What to type next")
-    command = art_command()
-    display.say("Train another one, from another seed:")
-    display.say(Text(f"  {command} demo --seed {results.config.seed + 1}"))
-    if options.backend_url is None:
-        display.say("Serve this one to any OpenAI client:")
-        display.say(Text(f"  {command} serve --path {shlex.quote(str(directory.path))}"))
+        say(console, f"checkpoint  {results.checkpoint}")
+    say(console)
+    say(console, Text("What to type next", "bold"))
+    say(console, "Train another one, from another seed:")
+    say(console, Text(f"  {art_command()} demo --seed {run.seed + 1}"))
+    if run.backend_url is None:
+        say(console, "Serve this one to any OpenAI client:")
+        say(console, Text(f"  {art_command()} serve --path {shlex.quote(str(run.directory))}"))
+
+
+def say(console: Console, text: str | Text = "") -> None:
+    """Print a line, on a terminal broken between words. Long paths run on, so that they can be copied."""
+    if isinstance(text, str) and console.is_terminal:
+        text = break_lines(text, console.width)
+    console.print(text, soft_wrap=True, markup=False)
+
+
+def result_table(results: Results) -> Table:
+    """Before and after, beside a player who only knows the rules."""
+    players = [results.player(name) for name in ("base model", "trained", RANDOM_PLAYER)]
+    title = f"{players[0].episodes} held-out games before and after, 95 % intervals"
+    table = Table(title=title, title_justify="left", box=SIMPLE)
+    table.add_column("")
+    for heading in ("before", "after", RANDOM_PLAYER):
+        table.add_column(heading, justify="right")
+    table.add_row("reward", *(show_mean(player.reward) for player in players))
+    for label, name in (("wins", "win"), ("draws", "draw"), ("losses", "loss"), ("illegal games", "illegal")):
+        table.add_row(label, *(show_share(player.metrics[name]) for player in players))
+    return table
+
+
+def find_game(run: Run, step: int) -> Trajectory | None:
+    """A version's game against the first held-out opponent, if it was logged on this machine."""
+    directory = get_trajectories_split_dir(get_model_dir(run.make_model(), str(run.directory)), "val")
+    file = Path(directory, f"{step:04d}.parquet")
+    groups = read_trajectory_groups_parquet(file) if file.exists() else []
+    return next((game for group in groups for game in group if game.metadata.get("seed") == 0), None)
+
+
+def draw_game(game: Trajectory) -> Text:
+    """The boards of a game in a row of small grids, the agent's answers above, its end below."""
+    played: dict[str, Any] = dict(game.metadata)
+    boards, answers = played["boards"], played["answers"]
+    text = Text()
+    for start in range(0, len(boards), 3):
+        text.append("  ".join(f"→ {shorten(answer)}".ljust(7) for answer in answers[start : start + 3]) + "\n", "cyan")
+        for line in (0, 3, 6):
+            for board in boards[start : start + 3]:
+                for square in board[line : line + 3]:
+                    text.append("· " if square.isdigit() else f"{square} ", _MARK_STYLES.get(square, "dim"))
+                text.append("   ")
+            text.append("\n")
+    text.append(f"{played['outcome']}, reward {game.reward:+.1f}", "bold")
+    return text
+
+
+def shorten(answer: str, width: int = 5) -> str:
+    """An answer as it fits above a small board; control characters are shown, not obeyed."""
+    shown = answer.strip() if answer.strip().isprintable() else repr(answer)
+    return shown if len(shown) <= width else shown[: width - 1] + "…"
+
+
+def show_share(share: Interval) -> str:
+    """Such as ``3 % (1–6)``."""
+    return f"{100 * share.value:.0f} % ({100 * share.low:.0f}–{100 * share.high:.0f})"
+
+
+def show_mean(mean: Interval) -> str:
+    """Such as ``+0.61 ± 0.09``; the interval of a mean is symmetric."""
+    return f"{mean.value:+.2f} ± {mean.high - mean.value:.2f}"

@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from art.errors import ARTError
-from art.experiment.plot import plot
-from art.experiment.results import Results, table_of_players
-from art.experiment.run import Example, Run, Settings
+from art.experiment.report import plot, table_of_players
+from art.experiment.results import Results
+from art.experiment.run import INTERRUPTED, Example, Run, Settings
 from art.terminal import say, say_error
 
-INTERRUPTED = 130
-"""Exit code of a command that was stopped with Ctrl-C, by the shells' convention."""
+__all__ = ["evaluation_command", "training_command"]
 
 
 def training_command(
@@ -50,31 +49,6 @@ def evaluation_command(
     Args:
         evaluate: Compares the players of a run. Its docstring is what ``--help`` says.
         arguments: Instead of those of the program.
-
-    >>> share = {"value": 0.8, "low": 0.7, "high": 0.9}
-    >>> rest = {"step": 4, "episodes": 9, "failed": 0, "reward": share, "metrics": {}}
-    >>> async def evaluate(run):  # as a rule: return await compare(run, rollout, scenarios, scripted)
-    ...     return Results(
-    ...         example="guess",
-    ...         variant=None,
-    ...         form="small",
-    ...         seed=1,
-    ...         base_model="m",
-    ...         step=4,
-    ...         warm_up=0,
-    ...         steps=[],
-    ...         players=[{"name": name, **rest} for name in ("base model", "trained")],
-    ...         training_s=9.0,
-    ...         evaluation_s=1.0,
-    ...     )
-    >>> example = Example(name="guess", small=Settings(), full=Settings())
-    >>> await asyncio.to_thread(evaluation_command, example, evaluate, ["--small", "--output", "run"])
-    | player | episodes | reward |
-    |---|---|---|
-    | base model, step 4 | 9 | 0.80 [0.70, 0.90] |
-    | trained, step 4 | 9 | 0.80 [0.70, 0.90] |
-    <BLANKLINE>
-    guess-small-seed-1: did not learn. Results and plot are in ...
     """
     run = _parse(example, evaluate.__doc__, arguments)
 

@@ -4,24 +4,26 @@ import itertools
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from art.demo.statistics import estimate_share
 from art.errors import ARTError
 from art.evaluation import evaluate
 from art.experiment.results import Player, Results, StepReward
 from art.experiment.run import Run
 from art.gather import progress_bar
 from art.logs.files import read_history
-from art.logs.statistics import Interval, interval
+from art.logs.statistics import Interval, interval, share_interval
 from art.model import TrainableModel
 from art.trajectories import Trajectory
-from art.utils.output_dirs import get_output_dir_from_model_properties
+from art.utils.output_dirs import get_model_dir
 
 __all__ = ["Score", "compare"]
+
+_GAP = "offpolicy/logprob_gap_row_max"
 
 
 class PinnedRollout(Protocol):
@@ -32,7 +34,7 @@ class PinnedRollout(Protocol):
 
 @dataclass(frozen=True)
 class Score:
-    """What a scripted player's episode was worth.
+    """The reward and metrics of a scripted player's episode.
 
     >>> Score(1.0, {"turns": 3}).metrics["turns"]
     3
@@ -49,47 +51,28 @@ async def compare(
     scripted: Mapping[str, Callable[[Any], Score]],
     *,
     measured: Mapping[str, Interval] | None = None,
+    model: TrainableModel[Any, Any] | None = None,
     max_concurrent: int | None = 64,
 ) -> Results:
     """Play each held-out scenario once with every player: the base model, the warmed-up one if there is one, the trained one,
-    and the scripted ones.
+    and the scripted ones. The models' episodes are logged as split ``val``.
 
     Args:
         scripted: Players without a model, by name.
-        measured: What else was measured, by name, to stand in the results.
+        measured: Other measurements to keep in the results, by name.
+        model: The run's model, if it is registered already; ``None`` opens the run's backend.
 
     Raises:
         ARTError: Nothing was trained yet.
         BackendError, openai.APIError: The service failed.
-
-    >>> async def play(model, scenario, *, step=None):
-    ...     async with model.rollout(step) as r:
-    ...         messages = [{"role": "user", "content": scenario}]
-    ...         await r.openai_client().chat.completions.create(model=model.name, messages=messages, max_tokens=2)
-    ...         return r.trajectory(reward=float(len(scenario)))
-    >>> run = Run(
-    ...     example="guess",
-    ...     form="small",
-    ...     seed=1,
-    ...     settings=art.experiment.Settings(base_model=base_model, steps=1),
-    ...     directory=Path("run"),
-    ...     backend_url=service_url,
-    ...     api_key=service_key,
-    ... )
-    >>> run.open()
-    >>> learner = run.make_model()
-    >>> await learner.register(backend)
-    >>> _ = await backend.train(learner, [await art.TrajectoryGroup(play(learner, word) for word in ("Hi.", "Hello."))])
-    >>> results = await compare(run, play, ["Hi.", "Hello."], {"silence": lambda scenario: Score(0.0)})
-    >>> [(player.name, player.reward.value) for player in results.players]
-    [('base model', 4.5), ('trained', 4.5), ('silence', 0.0)]
     """
     run.check_begun()
     players: list[Player] = []
     started = time.monotonic()
-    async with run.open_backend() as backend:
-        model = run.make_model()
-        await model.register(backend)
+    async with AsyncExitStack() as stack:
+        if model is None:
+            model = run.make_model()
+            await model.register(await stack.enter_async_context(run.open_backend()))
         last = await model.get_step()
         if last <= run.warm_up_step:
             raise ARTError(f"{run.name} has taken no step of reinforcement learning yet: train first.", 404)
@@ -97,7 +80,14 @@ async def compare(
         for name, step in versions.items():
             with progress_bar(name, len(scenarios)) as bar:
                 players.append(await _try_version(name, step, model, rollout, scenarios, max_concurrent, bar))
-    players += [_summarise(name, None, [play(one) for one in scenarios], 0) for name, play in scripted.items()]
+    players += [summarise(name, None, [play(one) for one in scenarios]) for name, play in scripted.items()]
+    rows = [
+        row
+        for row in read_history(Path(get_model_dir(model, model.base_path), "history.jsonl"))
+        if "train/reward" in row
+    ]
+    metrics = {f"train/{name}": name for player in players for name in player.metrics}
+    gaps = [float(row[_GAP]) for row in rows if _GAP in row]
     return Results(
         example=run.example,
         variant=run.variant,
@@ -108,9 +98,17 @@ async def compare(
         warm_up=run.settings.warm_up,
         players=players,
         measured=dict(measured or {}),
-        steps=_read_rewards(model),
+        steps=[
+            StepReward(
+                step=int(row["step"]),
+                reward=float(row["train/reward"]),
+                metrics={name: float(row[key]) for key, name in metrics.items() if key in row},
+            )
+            for row in {row["step"]: row for row in rows}.values()
+        ],
         training_s=run.training_seconds(),
         evaluation_s=time.monotonic() - started,
+        max_logprob_gap=max(gaps, default=None),
     )
 
 
@@ -123,12 +121,10 @@ async def _try_version(
     max_concurrent: int | None,
     bar: Any,
 ) -> Player:
-    scores: list[Score] = []
+    played: list[Trajectory] = []
 
     def note(trajectories: Sequence[Trajectory]) -> None:
-        scores.extend(
-            Score(one.reward, {key: float(value) for key, value in one.metrics.items()}) for one in trajectories
-        )
+        played.extend(trajectories)
         bar.update(1)
 
     found = await evaluate(
@@ -136,10 +132,17 @@ async def _try_version(
     )
     if found.first_failure is not None:
         print(f"{name}: {found.failed} of {len(scenarios)} episodes failed, the first with {found.first_failure}")
-    return _summarise(name, step, scores, found.failed)
+    await model.log(played, split="val", step=step)
+    scores = [Score(one.reward, {key: float(value) for key, value in one.metrics.items()}) for one in played]
+    return summarise(name, step, scores, found.failed)
 
 
-def _summarise(name: str, step: int | None, scores: Sequence[Score], failed: int) -> Player:
+def summarise(name: str, step: int | None, scores: Sequence[Score], failed: int = 0) -> Player:
+    """Means and intervals of a player's episodes.
+
+    Raises:
+        ARTError: Fewer than two episodes ended.
+    """
     if len(scores) < 2:
         raise ARTError(f"{name}: only {len(scores)} episodes ended, too few to say anything.", 500)
     names = dict.fromkeys(itertools.chain.from_iterable(score.metrics for score in scores))
@@ -156,17 +159,8 @@ def _summarise(name: str, step: int | None, scores: Sequence[Score], failed: int
 def estimate(values: Sequence[float]) -> Interval:
     """Mean with its 95 % interval: Wilson's for shares, sound near 0 and 1 too, Student's for other values."""
     if values and set(values) <= {0.0, 1.0}:
-        share = estimate_share(round(math.fsum(values)), len(values))
-        return Interval(share.value, share.low, share.high)
+        return share_interval(round(math.fsum(values)), len(values))
     found = interval(values)
     if found is None:
         raise ValueError("There is no mean of no values.")
     return found
-
-
-def _read_rewards(model: TrainableModel[Any, Any]) -> list[StepReward]:
-    """Mean reward of each training step."""
-    directory = get_output_dir_from_model_properties(model.project, model.name, model.base_path)
-    rows = read_history(Path(directory, "history.jsonl"))
-    found = {int(row["step"]): float(row["train/reward"]) for row in rows if "train/reward" in row}
-    return [StepReward(step=step, reward=reward) for step, reward in sorted(found.items())]

@@ -1,11 +1,13 @@
 """One training with its settings, seed and directory, and the model and backend that belong to it."""
 
+import json
+import secrets
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from art.errors import ARTError
 from art.evaluation import evaluate
@@ -17,19 +19,31 @@ from art.remote import RemoteBackend
 from art.trajectories import Trajectory
 from art.types import TrainSFTConfig
 
+__all__ = ["Example", "Run", "Settings", "training_seeds"]
+
+SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+"""The model of small forms: it trains on two CPU cores."""
+INTERRUPTED = 130
+"""Exit code of a command that was stopped with Ctrl-C, by the shells' convention."""
 _SUCCESS_REWARD = 0.5
 """The reward from which a trial counts as a success."""
-SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-"""What small forms train: it runs on two CPU cores."""
+_TRAINING_SEEDS_FROM = 1_000_000_000
+_SEEDS_PER_RUN = 1_000_000
+
+
+def training_seeds(seed: int) -> range:
+    """The seeds of a run's training episodes, in order. Runs of other seeds have others, and held-out episodes have small ones.
+
+    >>> training_seeds(1)[0], training_seeds(2)[0]
+    (1001000000, 1002000000)
+    """
+    first = _TRAINING_SEEDS_FROM + seed * _SEEDS_PER_RUN
+    return range(first, first + _SEEDS_PER_RUN)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a model is trained and tested.
-
-    >>> Settings(steps=4).groups_per_step
-    16
-    """
+    """How a model is trained and tested."""
 
     base_model: str = SMALL_MODEL
     steps: int = 16
@@ -41,31 +55,15 @@ class Settings:
     max_sequence_length: int = 512
     lora_rank: int = 16
     warm_up: int = 0
-    """Scripted episodes that the model is shown first; 0: none."""
+    """Scripted episodes that the model is shown first; 0 skips the warm-up."""
     warm_up_learning_rate: float = 5e-4
     episodes: int = 200
     """Held-out episodes of each player."""
 
 
-class LoopOptions(TypedDict):
-    """The keywords of ``art.train`` that settings decide.
-
-    >>> LoopOptions(steps=4, groups_per_step=16, group_size=8, max_staleness=0, learning_rate=3e-4, eval_scenarios=[])["steps"]
-    4
-    """
-
-    steps: int
-    groups_per_step: int
-    group_size: int
-    max_staleness: int
-    learning_rate: float
-    eval_scenarios: list[Any]
-    """None: an example's ``evaluate.py`` tests on scenarios of its own."""
-
-
 @dataclass(frozen=True)
 class Example:
-    """What can be asked of an example.
+    """The forms and variants of an example, from which the command line makes a ``Run``.
 
     >>> Example(name="guess", small=Settings(steps=4), full=Settings(steps=100)).variants
     ()
@@ -92,20 +90,25 @@ class Run:
 
     example: str
     form: str
-    """``"small"`` or ``"full"``."""
+    """``"small"`` or ``"full"``, or the demo's own."""
     seed: int
     settings: Settings
     directory: Path
-    """Where everything of the run lies; the same directory takes it up again."""
+    """Everything of the run lies here; the same directory resumes it."""
     variant: str | None = None
     """Which of the example's variants."""
     backend_url: str | None = None
     """``None`` starts a backend on this machine."""
     api_key: str | None = None
+    engine: str = "auto"
+    """Inference engine of a backend on this machine."""
+    project: str = "examples"
+    shares_backend: bool = False
+    """Give the model a name of its own, kept in the directory, since runs of the same name may train on the same backend."""
 
     @property
     def name(self) -> str:
-        """Of the example, its variant, form and seed: what makes this run another one than its siblings."""
+        """Example, variant, form and seed: what distinguishes this run from its siblings."""
         return "-".join(filter(None, [self.example, self.variant, self.form, f"seed-{self.seed}"]))
 
     @property
@@ -119,30 +122,30 @@ class Run:
         return self.warm_up_step + self.settings.steps
 
     @property
-    def loop_options(self) -> LoopOptions:
+    def loop_options(self) -> dict[str, Any]:
         """How the run learns: ``await art.train(model, rollout, scenarios, **run.loop_options)``."""
         settings = self.settings
-        return LoopOptions(
-            steps=self.last_step,
-            groups_per_step=settings.groups_per_step,
-            group_size=settings.group_size,
-            max_staleness=settings.max_staleness,
-            learning_rate=settings.learning_rate,
-            eval_scenarios=[],
-        )
+        return {
+            "steps": self.last_step,
+            "groups_per_step": settings.groups_per_step,
+            "group_size": settings.group_size,
+            "max_staleness": settings.max_staleness,
+            "learning_rate": settings.learning_rate,
+            "eval_scenarios": [],  # ``compare`` tests on scenarios of its own
+        }
 
     def open_backend(self) -> RemoteBackend:
         """The backend, as a context manager."""
         if self.backend_url is None:
-            return LocalBackend(path=self.directory)
+            return LocalBackend(path=self.directory, serve_arguments=["--engine", self.engine])
         return RemoteBackend(self.backend_url, self.api_key)
 
     def make_model(self) -> TrainableModel[Any, Any]:
         """The model that learns, with an adapter that starts from the run's seed."""
         settings = self.settings
         return TrainableModel(
-            name=self.name,
-            project="examples",
+            name=(self._stored() or {}).get("model", self.name),
+            project=self.project,
             base_model=settings.base_model,
             base_path=str(self.directory),
             report_metrics=[],
@@ -160,9 +163,9 @@ class Run:
         trials: Sequence[Any],
         batch_size: int = 4,
     ) -> None:
-        """Show the model scripted episodes (supervised fine-tuning), as its first step, unless that was done.
+        """Show the model scripted episodes (supervised fine-tuning) as its first step, unless that was done.
 
-        It says how the loss went, and in how many trials the model succeeds then.
+        Prints in how many trials the model succeeds afterwards.
 
         Args:
             rollout: Runs the agent once on a scenario.
@@ -182,28 +185,38 @@ class Run:
 
     @contextmanager
     def timed(self) -> Generator[None]:
-        """Count the seconds of the block, however it ends, to those of training."""
+        """Add the seconds of the block, however it ends, to those of training."""
         started = time.monotonic()
         try:
             yield
         finally:
-            spent = {"training": self.training_seconds() + time.monotonic() - started}
-            write_json(self.directory / "spent.json", spent)
+            self.note_spent(training=self.training_seconds() + time.monotonic() - started)
 
     def training_seconds(self) -> float:
         """Seconds of training, over all sittings."""
-        return float((read_json(self.directory / "spent.json") or {}).get("training", 0.0))
+        return self.spent().get("training", 0.0)
+
+    def spent(self) -> dict[str, float]:
+        """What the run has taken so far, over all sittings."""
+        return read_json(self.directory / "spent.json") or {}
+
+    def note_spent(self, **amounts: float) -> None:
+        """Replace some of the amounts of ``spent``."""
+        write_json(self.directory / "spent.json", self.spent() | amounts)
 
     def open(self) -> None:
-        """Begin the run, or take it up.
+        """Begin the run, or resume it.
 
         Raises:
-            ARTError: The directory holds a run with other settings.
+            ARTError: The directory holds a run with other settings, or its ``run.json`` cannot be read.
         """
-        wanted = {"name": self.name, **self._defining()}
-        stored = read_json(self.directory / "run.json")
+        # More steps and other tests are no other run.
+        kept = {key: value for key, value in asdict(self.settings).items() if key not in ("steps", "episodes")}
+        wanted = {"name": self.name, **kept}
+        stored = self._stored()
         if stored is None:
-            write_json(self.directory / "run.json", wanted)
+            named = {"model": f"{self.name}-{secrets.token_hex(3)}"} if self.shares_backend else {}
+            write_json(self.directory / "run.json", wanted | named)
             return
         differing = [
             f"{key} is {stored.get(key)!r} there, not {value!r}"
@@ -212,8 +225,8 @@ class Run:
         ]
         if differing:
             raise ARTError(
-                f"{self.directory} holds a run with other settings: {'; '.join(differing)}. Give the same settings to go on "
-                "with it, or another --output.",
+                f"{self.directory} holds a run with other settings: {'; '.join(differing)}. Give the same settings to resume "
+                "it, another --output, or, with `art demo`, --fresh to set it aside and start over.",
                 409,
             )
 
@@ -223,9 +236,19 @@ class Run:
         Raises:
             ARTError: Nothing was trained in the directory.
         """
-        if not (self.directory / "run.json").exists():
+        if self._stored() is None:
             raise ARTError(f"{self.directory} holds no run: train first, with the same options.", 404)
 
-    def _defining(self) -> dict[str, Any]:
-        """Settings that cannot change on the way; more steps and other tests can."""
-        return {key: value for key, value in asdict(self.settings).items() if key not in ("steps", "episodes")}
+    def set_aside(self) -> Path | None:
+        """Rename the directory, if it exists, and return its new path."""
+        if not self.directory.exists():
+            return None
+        stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+        return self.directory.rename(self.directory.with_name(f"{self.directory.name}.old-{stamp}"))
+
+    def _stored(self) -> dict[str, Any] | None:
+        path = self.directory / "run.json"
+        try:
+            return read_json(path)
+        except json.JSONDecodeError as error:
+            raise ARTError(f"{path} cannot be read: {error}. Delete it, or give another --output.", 500) from error

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Interval", "interval"]
+__all__ = ["Interval", "interval", "share_interval"]
 
 _Z = 1.959963984540054
 _T_OF_FEW = {1: 12.706204736, 2: 4.302652730, 3: 3.182446305}
@@ -22,6 +22,10 @@ class Interval:
     low: float
     high: float
 
+    def touches(self, other: "Interval") -> bool:
+        """Whether the two intervals share a point."""
+        return self.low <= other.high and other.low <= self.high
+
 
 def interval(values: Sequence[float]) -> Interval | None:
     """Mean and Student's 95 % interval.
@@ -37,6 +41,21 @@ def interval(values: Sequence[float]) -> Interval | None:
     variance = math.fsum((value - middle) ** 2 for value in values) / (n - 1)
     half = t_quantile(n - 1) * math.sqrt(variance / n)
     return Interval(middle, middle - half, middle + half)
+
+
+def share_interval(hits: int, n: int) -> Interval:
+    """The share ``hits / n`` with the score interval of Wilson 1927, which is sound near 0 and 1 too.
+
+    Raises:
+        ValueError: ``n`` is not positive, or ``hits`` is not between 0 and ``n``.
+    """
+    if n <= 0 or not 0 <= hits <= n:
+        raise ValueError(f"{hits} of {n} is not a share.")
+    share, scale = hits / n, 1 + _Z**2 / n
+    centre = (share + _Z**2 / (2 * n)) / scale
+    half = _Z / scale * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n * n))
+    # At the edges one bound is exact; rounding must not push it past the value.
+    return Interval(share, max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half)))
 
 
 def t_quantile(freedom: int) -> float:

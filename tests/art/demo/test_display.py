@@ -1,30 +1,35 @@
-"""What the demo shows, on a terminal of 80 columns and in a log file."""
+"""What the demo shows at its end, on a terminal of 80 columns and in a log file."""
 
 import io
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from art.demo.display import Display, clock, draw_game, mean_interval, percent_interval, shorten, sparkline
+import art
 from art.demo.game import Outcome
-from art.demo.records import Results, RunDirectory, SampleGame
-from art.demo.run import DemoOptions, seconds_left, show_results
-from art.demo.statistics import Estimate
+from art.demo.run import draw_game, find_game, shorten, show_mean, show_results, show_share
+from art.experiment import Results, Run, Settings
+from art.logs.parquet import write_trajectory_groups_parquet
+from art.logs.statistics import Interval
+from art.terminal import sparkline
+
+BOARDS = ["123456789", "X2345678O", "XX34O678O", "XXX4O678O"]
 
 
-def display_on(*, terminal: bool) -> tuple[Display, io.StringIO]:
-    out = io.StringIO()
-    return Display(Console(file=out, width=80, force_terminal=terminal, highlight=False)), out
+def make_game(seed: int) -> art.Trajectory:
+    metadata = {"seed": seed, "outcome": Outcome.WIN, "boards": BOARDS, "answers": ["1", "2", "3"]}
+    return art.Trajectory(reward=1.0, metadata=metadata)
+
+
+def make_run(directory: Path) -> Run:
+    return Run("tic-tac-toe", "demo", 1, Settings(steps=3), directory, project="demo", shares_backend=True)
 
 
 def test_small_texts() -> None:
-    assert clock(125.4) == "2:05"
-    assert clock(59.6) == "1:00"
-    assert percent_interval(Estimate(value=0.03, low=0.012, high=0.064)) == "3 % (1–6)"
-    assert mean_interval(Estimate(value=-0.4, low=-0.45, high=-0.35)) == "-0.40 ± 0.05"
+    assert show_share(Interval(0.03, 0.012, 0.064)) == "3 % (1–6)"
+    assert show_mean(Interval(-0.4, -0.45, -0.35)) == "-0.40 ± 0.05"
     assert sparkline([-0.5, 0.25, 1.0, 7.0, -7.0], -0.5, 1.0) == "▁▅██▁"
     assert shorten("What a") == "What…"
     assert shorten("\x1b[2J") == "'\\x1…"
@@ -32,18 +37,22 @@ def test_small_texts() -> None:
 
 def test_a_finished_run_fits_80_columns(tmp_path: Path, make_results: Callable[..., Results]) -> None:
     pytest.importorskip("matplotlib")
-    display, out = display_on(terminal=False)
-    results = make_results()
-    display.steps_header()
-    for i, record in enumerate(results.steps):
-        display.step_row(record, seconds_left(results.steps[: i + 1], 3, results.config))
-    show_results(results, RunDirectory(tmp_path), DemoOptions(output=tmp_path), display)
+    run = make_run(tmp_path)
+    run.open()
+    logged = tmp_path / "demo/models" / run.make_model().name / "trajectories/val"
+    for step in (0, 3):
+        write_trajectory_groups_parquet(
+            [art.TrajectoryGroup([make_game(1)]), art.TrajectoryGroup([make_game(0)])], logged / f"{step:04d}.parquet"
+        )
+    out = io.StringIO()
+    show_results(make_results(), run, Console(file=out, width=80, highlight=False))
     text = out.getvalue()
     assert all(len(line.rstrip()) <= 80 for line in text.splitlines() if str(tmp_path) not in line)
     for part in (
         "held-out games",
         "random player",
         "Reward per step",
+        "win, reward +1.0",
         "checkpoint  /somewhere",
         "art serve",
         "--seed 2",
@@ -53,35 +62,11 @@ def test_a_finished_run_fits_80_columns(tmp_path: Path, make_results: Callable[.
 
 
 def test_every_board_of_a_game_is_drawn() -> None:
-    boards = ["123456789", "X2345678O", "XX34O678O", "XXX4O678O"]
-    game = SampleGame(seed=1, outcome=Outcome.WIN, reward=1.0, boards=boards, answers=["1", "2", "3"])
-    text = draw_game(game).plain
+    text = draw_game(make_game(1)).plain
     assert text.count("→") == 3
     assert text.count("X") == 0 + 1 + 2 + 3
     assert text.endswith("win, reward +1.0")
 
 
-def test_off_a_terminal_only_what_is_announced_is_said() -> None:
-    display, out = display_on(terminal=False)
-    with display.stage("evaluating", 3, announce=True) as count:
-        count()
-    with display.stage("step 1", 3) as count:
-        count()
-    assert out.getvalue() == "evaluating …\n"
-
-
-def test_on_a_terminal_messages_of_the_library_stay_and_the_bar_goes() -> None:
-    display, out = display_on(terminal=True)
-    stderr = sys.stderr
-    with display.stage("playing", 2) as count:
-        assert not sys.stderr.isatty()
-        print("warning: something to know", file=sys.stderr)
-        count()
-    assert sys.stderr is stderr
-    assert "warning: something to know\n" in out.getvalue()
-
-
-def test_time_left_counts_steps_and_the_last_evaluation(make_results: Callable[..., Results]) -> None:
-    """Two steps of 30 s are left, and 200 games at 10 s per 32."""
-    results = make_results()
-    assert seconds_left(results.steps[:1], 3, results.config) == pytest.approx(2 * 30 + 10 * 200 / 32)
+def test_a_game_that_was_not_logged_is_not_found(tmp_path: Path) -> None:
+    assert find_game(make_run(tmp_path), 0) is None

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from art.demo.records import Results, RunDirectory
 from art.demo.report import render_table, shortfalls
-from art.demo.statistics import Estimate
+from art.experiment import Results
+from art.logs.statistics import Interval
 
 MakeResults = Callable[..., Results]
 
@@ -19,8 +19,8 @@ def test_the_table_has_a_row_per_seed_in_order_and_then_the_mean(make_results: M
     lines = render_table(runs).splitlines()
     assert [line.split("|")[1].strip() for line in lines[2:6]] == ["1", "3", "**mean**", "random legal moves"]
     assert len({line.count("|") for line in lines[:6]}) == 1
-    after = runs[0].after.score
-    assert f"{after.wins.value:.0%}".replace("%", " %") in lines[4]
+    after = runs[0].player("trained")
+    assert f"{after.metrics['win'].value:.0%}".replace("%", " %") in lines[4]
     assert f"{after.reward.value:+.2f} ± {after.reward.high - after.reward.value:.2f}" in lines[2]
     assert lines[-1].startswith("200 held-out games")
 
@@ -51,7 +51,8 @@ def test_every_bar_is_checked(make_results: MakeResults) -> None:
 
 def test_touching_intervals_are_a_shortfall_even_above_the_bars(make_results: MakeResults) -> None:
     run = make_results()
-    run.before.score.wins = Estimate(value=0.4, low=0.3, high=run.after.score.wins.low)
+    touching = run.player("trained").metrics["win"].low
+    run.player("base model").metrics["win"] = Interval(0.4, 0.3, touching)
     assert shortfalls(run) == ["the intervals of wins before and after touch"]
 
 
@@ -64,7 +65,7 @@ def run_report(*arguments: str) -> "subprocess.CompletedProcess[str]":
 def test_the_command_prints_the_table_and_draws_the_plot(tmp_path: Path, make_results: MakeResults) -> None:
     pytest.importorskip("matplotlib")
     for seed in (1, 2):
-        RunDirectory(tmp_path / str(seed)).write_results(make_results(seed=seed))
+        make_results(seed=seed).write(tmp_path / str(seed) / "results.json")
     plot = tmp_path / "plots" / "all.png"
     finished = run_report(str(tmp_path / "1"), str(tmp_path / "2"), "--plot", str(plot), "--check")
     assert finished.returncode == 0, finished.stderr
@@ -73,7 +74,7 @@ def test_the_command_prints_the_table_and_draws_the_plot(tmp_path: Path, make_re
 
 
 def test_the_check_fails_for_a_run_that_did_not_learn(tmp_path: Path, make_results: MakeResults) -> None:
-    RunDirectory(tmp_path).write_results(make_results(seed=4, after_legal_share=0.5))
+    make_results(seed=4, after_legal_share=0.5).write(tmp_path / "results.json")
     finished = run_report(str(tmp_path), "--check")
     assert finished.returncode == 1
     assert "seed 4:" in finished.stderr

@@ -6,8 +6,8 @@ import pytest
 
 from art.errors import ARTError
 from art.experiment.comparison import estimate
-from art.experiment.plot import plot
-from art.experiment.results import Player, Results, StepReward, table_of_players, table_of_runs
+from art.experiment.report import plot, table_of_players, table_of_runs
+from art.experiment.results import Player, Results, StepReward
 from art.logs.statistics import Interval
 
 
@@ -84,6 +84,8 @@ def test_results_come_back_from_their_file_and_are_drawn(tmp_path):
     assert Results.read(tmp_path / "results.json") == results
     plot([results, make_results(seed=2)], tmp_path / "plots/reward.png")
     assert (tmp_path / "plots/reward.png").read_bytes().startswith(b"\x89PNG")
+    plot([results], tmp_path / "shares.png", ["win"])
+    assert (tmp_path / "shares.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ARTError, match="evaluate the run first"):
         Results.read(tmp_path / "other.json")
     (tmp_path / "results.json").write_text(json.dumps({"example": "game"}))

@@ -9,7 +9,18 @@ from tests.support.recording_backend import Recorder
 
 import art
 from art.errors import ARTError
-from art.experiment import Example, Run, Settings, compare, training_command
+from art.experiment import (
+    Example,
+    Results,
+    Run,
+    Settings,
+    compare,
+    evaluation_command,
+    training_command,
+    training_seeds,
+)
+from art.experiment.results import Player
+from art.logs.statistics import Interval
 
 SMALL, FULL = Settings(steps=4, warm_up=8), Settings(base_model="org/large", steps=40)
 EXAMPLE = Example("game", SMALL, FULL, variants=("easy", "hard"), variant_option="--level")
@@ -88,6 +99,63 @@ def test_a_directory_keeps_to_its_settings(tmp_path, capsys):
     assert "base_model is 'HuggingFaceTB/SmolLM2-135M-Instruct' there, not 'other'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         command(train, "--small", "--output", str(tmp_path), "--seed", "2")
+
+
+def test_a_directory_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "run.json").write_text('{"name": "gam')
+    with pytest.raises(ARTError, match=r"run\.json cannot be read"):
+        Run("game", "small", 1, SMALL, tmp_path).open()
+
+
+def test_runs_that_share_a_backend_have_models_of_their_own_and_keep_them(tmp_path):
+    runs = [Run("game", "small", 1, SMALL, tmp_path / name, shares_backend=True) for name in "ab"]
+    for run in runs:
+        run.open()
+    names = [run.make_model().name for run in runs]
+    assert names[0] != names[1]
+    assert all(name.startswith("game-small-seed-1-") for name in names)
+    runs[0].open()
+    assert runs[0].make_model().name == names[0]
+
+
+def test_setting_aside_keeps_everything(tmp_path):
+    run = Run("game", "small", 1, SMALL, tmp_path / "run")
+    assert run.set_aside() is None
+    run.open()
+    old = run.set_aside()
+    assert (old / "run.json").exists()
+    assert not run.directory.exists()
+
+
+def test_no_two_runs_share_a_seed_and_none_meets_the_held_out_ones():
+    one, two = training_seeds(1), training_seeds(2)
+    assert one[-1] < two[0]
+    assert training_seeds(0)[0] > 100_000_000, "held-out seeds are small"
+    assert list(one[:3]) == [one[0], one[0] + 1, one[0] + 2]
+
+
+def test_an_evaluation_prints_its_table_and_keeps_its_results(tmp_path, capsys):
+    async def evaluate(run):
+        share = Interval(0.8, 0.7, 0.9)
+        players = [
+            Player(name=name, step=4, episodes=9, failed=0, reward=share, metrics={})
+            for name in ("base model", "after warm-up", "trained")
+        ]
+        return Results(
+            example="game", variant="easy", form="small", seed=1, base_model="m", step=4, warm_up=8, steps=[],
+            players=players, training_s=9.0, evaluation_s=1.0,
+        )  # fmt: skip
+
+    evaluation_command(EXAMPLE, evaluate, ["--small", "--output", str(tmp_path)])
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "| base model, step 4 | 9 | 0.80 [0.70, 0.90] |",
+        "| after warm-up, step 4 | 9 | 0.80 [0.70, 0.90] |",
+        "| trained, step 4 | 9 | 0.80 [0.70, 0.90] |",
+        "",
+        f"game-easy-small-seed-1: did not learn. Results and plot are in {tmp_path}.",
+    ]
+    assert Results.read(tmp_path / "results.json").step == 4
+    assert (tmp_path / "reward.png").exists()
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path, capsys):
