@@ -116,7 +116,7 @@ class Measurement:
 def measure_ours(batch: list[list[TokenRow]], model: Path, threads: int, profile: bool) -> Measurement:
     import torch
 
-    from art_backend.training.memory import peak_memory_bytes
+    from art_backend.training.metrics import peak_memory_bytes
     from art_backend.training.trainer import Trainer
     from art_backend.training.types import ModelSetup, ScoredTrajectory, StepInput
 
@@ -198,7 +198,7 @@ def measure_trl(batch: list[list[TokenRow]], model: Path, threads: int, output_d
     from trl.trainer.grpo_trainer import GRPOTrainer
 
     from art_backend.models.compute import choose_device, choose_dtype
-    from art_backend.training.memory import peak_memory_bytes
+    from art_backend.training.metrics import peak_memory_bytes
 
     torch.set_num_threads(threads)
     dtype = choose_dtype("auto", choose_device())
@@ -303,7 +303,7 @@ def estimate_seconds(names: list[str], model: Path, quick: bool, rounds: int, ra
 
 
 def run_child(side: str, batch: str, model: Path, threads: int, quick: bool, profile: bool) -> Measurement:
-    from art_backend.training.memory import CPU_ENVIRONMENT
+    from art_backend.training.process import CPU_ENVIRONMENT
 
     arguments = ["--side", side, "--batch", batch, "--model", str(model), "--threads", str(threads)]
     arguments += ["--quick"] * quick + ["--profile"] * profile

@@ -1,20 +1,23 @@
 """What a step measures, summed over its packs."""
 
+import math
+import resource
+import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from art_backend.training.algorithms.losses import MAX_LOG_RATIO, PolicyLoss
-from art_backend.training.memory import peak_memory_bytes
 from art_backend.training.rows.packing import Pack
 
 Progress = Callable[[int, int], None]
 """(packed tokens done, packed tokens in all)"""
 
 
-class UpdateMeter:
+class UpdateMeter(ABC):
     """What every kind of step counts: packs, tokens, updates.
 
     Args:
@@ -31,8 +34,25 @@ class UpdateMeter:
         self._tokens = 0
         self._entropy = 0.0
         self._norm = 0.0
+        self._learning_rate = 0.0
         self.updates = 0
         self.skipped = 0
+
+    def start_update(self, learning_rate: float) -> None:
+        """Count what is added from now on towards the next update."""
+        self._learning_rate = learning_rate
+
+    def end_update(self, grad_norm: float) -> None:
+        """Count an update; one whose gradient, of norm ``grad_norm`` before clipping, is not finite was skipped."""
+        if math.isfinite(grad_norm):
+            self.updates += 1
+            self._norm += grad_norm
+        else:
+            self.skipped += 1
+
+    @abstractmethod
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the step. Means over nothing are left out."""
 
     def _count(self, pack: Pack, entropy: Tensor) -> None:
         """Count a pack; ``entropy`` [N] is that of the distribution that each target was drawn from."""
@@ -41,14 +61,6 @@ class UpdateMeter:
         self._row_tokens += pack.row_tokens
         self._done += pack.size
         self._on_progress(self._done, self._total)
-
-    def add_update(self, grad_norm: float, applied: bool) -> None:
-        """Add one optimiser step; ``grad_norm`` is the norm before clipping."""
-        if applied:
-            self.updates += 1
-            self._norm += grad_norm
-        else:
-            self.skipped += 1
 
     def _common(self) -> dict[str, float]:
         """Metrics of every kind of step. Means over nothing are left out."""
@@ -125,21 +137,17 @@ class StepMeter(UpdateMeter):
         self._gap_row_max = max(self._gap_row_max, row_mean.max().item())
         self._known += gap.shape[0]
 
-    def metrics(self, *, learning_rate: float, parts: int) -> dict[str, float]:
-        """The metrics of the step. Means over nothing are left out.
-
-        Args:
-            parts: Minibatches that the step was cut into; losses are means over them.
-        """
+    def metrics(self) -> dict[str, float]:
+        """The metrics of the step; the policy loss is the mean over its updates."""
         values = self._common()
         if not self._tokens:
             return values
         n, known, sums = self._tokens, self._known, self._sums
         values |= {
             "data/step_recomputed_tokens": float(n - known),
-            "loss/policy": sums["policy"] / parts,
+            "loss/policy": sums["policy"] / max(self.updates + self.skipped, 1),
             "loss/kl_reference": sums["kl_reference"] / n,
-            "loss/learning_rate": learning_rate,
+            "loss/learning_rate": self._learning_rate,
             "loss/clip_fraction_low": sums["low"] / n,
             "loss/clip_fraction_high": sums["high"] / n,
         }
@@ -162,8 +170,8 @@ class SftMeter(UpdateMeter):
         self._loss = 0.0
         self._batch_losses: list[float] = []
 
-    def start_batch(self) -> None:
-        """What is added from now on belongs to the next batch."""
+    def start_update(self, learning_rate: float) -> None:
+        super().start_update(learning_rate)
         self._batch_losses.append(0.0)
 
     def add_pack(self, pack: Pack, *, logprobs: Tensor, weights: Tensor, entropy: Tensor) -> None:
@@ -172,9 +180,9 @@ class SftMeter(UpdateMeter):
         self._batch_losses[-1] -= (weights * logprobs).double().sum().item()
         self._count(pack, entropy)
 
-    def metrics(self, *, learning_rate: float) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The metrics of the call; losses are means over trained tokens, in nats, each before its batch's update."""
-        values = {**self._common(), "loss/learning_rate": learning_rate}
+        values = {**self._common(), "loss/learning_rate": self._learning_rate}
         if self._tokens:
             values |= {
                 "loss/sft": self._loss / self._tokens,
@@ -182,6 +190,12 @@ class SftMeter(UpdateMeter):
                 "loss/sft_last_batch": self._batch_losses[-1],
             }
         return values
+
+
+def peak_memory_bytes() -> int:
+    """Largest resident size that this process ever had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _device_memory() -> dict[str, float]:

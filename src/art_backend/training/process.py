@@ -19,17 +19,29 @@ from art_backend.errors import (
     StorageFailedError,
     TrainerFailedError,
 )
-from art_backend.process import ChildProcess, ProcessDiedError
+from art_backend.process import BRIEF_WAITING, EQUAL_ROWS, ChildProcess, ProcessDiedError
 from art_backend.serving.devices import visible
-from art_backend.training.memory import CPU_ENVIRONMENT
-from art_backend.training.types import AnyInput, Canary, ModelSetup, StepOutput
-from art_backend.training.worker import encode_setup, encode_step
+from art_backend.training.types import AnyInput, ModelSetup, StepOutput
+from art_backend.training.worker import OUTPUT, SETUP, STEP
 
 START_DEADLINE_S = 300.0
 """For importing torch and its kin from a cold disk."""
 
 STALL_DEADLINE_S = 1_800.0
 """Longest silence within a step: one pack, or loading the model. A step as a whole has no deadline."""
+
+CPU_ENVIRONMENT = {
+    # Activations of one pack are freed and asked for again by the next. By default glibc returns such blocks to the kernel
+    # and faults every page in again; these keep them until ``Trainer.release``.
+    "MALLOC_MMAP_THRESHOLD_": str(4 * 2**30),
+    "MALLOC_TRIM_THRESHOLD_": str(16 * 2**30),
+    "MALLOC_TOP_PAD_": str(64 * 2**20),
+    # One arena: threads that free what others allocated would otherwise spread the same buffers over many.
+    "MALLOC_ARENA_MAX": "1",
+    **BRIEF_WAITING,
+    **EQUAL_ROWS,
+}
+"""Read by glibc, OpenMP and MKL when a process starts; others ignore it."""
 
 _ERRORS: dict[ErrorCode, type[ServiceError]] = {
     error.code: error
@@ -79,7 +91,7 @@ class TrainerProcess:
         trainer = cls(child)
         try:
             await trainer._call(
-                {"command": "setup", "setup": encode_setup(setup), "threads": threads},
+                {"command": "setup", "setup": SETUP.dump_python(setup, mode="json"), "threads": threads},
                 expect="ready",
                 deadline_s=START_DEADLINE_S,
                 doing="starting",
@@ -117,7 +129,7 @@ class TrainerProcess:
         with tempfile.TemporaryDirectory(prefix="art-batch-") as directory:
             batch = Path(directory) / "batch.json"
             try:
-                await asyncio.to_thread(lambda: batch.write_text(encode_step(step)))
+                await asyncio.to_thread(lambda: batch.write_bytes(STEP.dump_json(step)))
             except OSError as error:
                 raise StorageFailedError(
                     f"The batch could not be handed to the trainer through {batch}: {error}. Free space there, or set TMPDIR."
@@ -129,8 +141,7 @@ class TrainerProcess:
                 doing=f"step {step.step}",
                 on_progress=on_progress,
             )
-        canaries = [Canary(**canary) for canary in answer.pop("canaries")]
-        return StepOutput(**{**answer, "checkpoint": Path(answer["checkpoint"]), "canaries": canaries})
+        return OUTPUT.validate_python(answer)
 
     async def rest(self) -> None:
         """Make the process give its device's memory back; the next step takes it again."""

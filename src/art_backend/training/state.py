@@ -6,14 +6,15 @@ Files beside the adapter: ``optimizer.safetensors`` (AdamW's moments, flat like 
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import safetensors.torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from art_backend.errors import StorageFailedError
-from art_backend.training.tensor_files import save_tensors
 
 OPTIMIZER = "optimizer.safetensors"
 STATE = "trainer.json"
@@ -63,6 +64,19 @@ def read_tensors(directory: Path) -> dict[str, Tensor]:
     """Empty for a checkpoint that began as an adapter from elsewhere."""
     file = directory / OPTIMIZER
     return safetensors.torch.load_file(file) if file.exists() else {}
+
+
+def save_tensors(file: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write ``tensors`` as safetensors, without a second copy of them in memory.
+
+    Raises:
+        OSError: They cannot be written, for instance because the disk is full.
+    """
+    content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        safetensors.torch.save_file(content, file, {"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"writing {file}: {error}") from error
 
 
 def fingerprint_base(base_path: Path) -> str:

@@ -25,14 +25,13 @@ from art.wire import Algorithm, TrainOptions
 from art_backend.errors import BadRequestError
 from art_backend.training.algorithms.losses import MIN_LOGPROB, clipped_importance, importance_weights
 from art_backend.training.algorithms.presets import PRESETS
+from art_backend.training.learner import Learner
 from art_backend.training.metrics import Progress, StepMeter
 from art_backend.training.policy.adapter import AdapterPolicy
-from art_backend.training.policy.loaded import Loaded
-from art_backend.training.rows.batch import StepBatch, weigh
+from art_backend.training.rows.batch import StepPlan
 from art_backend.training.rows.packing import Floats, TrainingRow, pack_rows
 from art_backend.training.rows.targets import read_targets
-from art_backend.training.trainer import Trainer
-from art_backend.training.types import ModelSetup, StepInput
+from art_backend.training.types import ModelSetup
 from art_backend.training.update import clip_ranges
 
 _UNSUPPORTED: dict[str, Any] = {
@@ -45,149 +44,139 @@ _UNSUPPORTED: dict[str, Any] = {
 """Options that TRL's road cannot honour, and the values that ask for nothing."""
 
 
-class TrlTrainer(Trainer):
-    """Trains one model like ``Trainer``, with TRL's update.
+def check_available(setup: ModelSetup) -> None:
+    """Raises BadRequestError: TRL is not installed, or all weights of the model are trained."""
+    if find_spec("trl") is None:
+        raise BadRequestError(
+            "trainer='trl' needs TRL, which is not installed here. Install it: pip install 'art-trainer[trl]'",
+            param="options.trainer",
+        )
+    if setup.full_finetune:
+        raise BadRequestError(
+            "trainer='trl' trains adapters; a fully fine-tuned model is trained with trainer='art'.",
+            param="options.trainer",
+        )
+
+
+def update_by_trl(
+    plan: StepPlan, options: TrainOptions, learner: Learner, setup: ModelSetup, on_progress: Progress
+) -> tuple[StepMeter, dict[str, float]]:
+    """Take the updates of a step; return what they measured.
 
     Raises:
-        BadRequestError: TRL is not installed.
+        BadRequestError: The options or the rows ask for something that TRL cannot do.
     """
+    _check_options(options)
+    rows, meter = plan.rows, StepMeter()
+    if not rows:
+        return meter, meter.metrics()
+    _check_rows(rows)
+    (update,), policy = plan.updates, learner.policy
+    assert isinstance(policy, AdapterPolicy)
+    total = sum(row.token_ids.size for row in rows) * options.epochs
 
-    def __init__(self, setup: ModelSetup) -> None:
-        if find_spec("trl") is None:
-            raise BadRequestError(
-                "trainer='trl' needs TRL, which is not installed here. Install it: pip install 'art-trainer[trl]'",
-                param="options.trainer",
-            )
-        if setup.full_finetune:
-            raise BadRequestError(
-                "trainer='trl' trains adapters; a fully fine-tuned model is trained with trainer='art'.",
-                param="options.trainer",
-            )
-        super().__init__(setup, attention="dense")
-
-    def _reinforce(
-        self, batch: StepBatch, step: StepInput, rate: float, loaded: Loaded, on_progress: Progress
-    ) -> tuple[StepMeter, dict[str, float]]:
-        options = step.options
-        _check(options)
-        rows = weigh(batch.members, PRESETS[options.algorithm].reduction, self._setup.max_sequence_length)
-        _check_temperatures(rows)
-        _check_structures(rows)
-        if any(np.isnan(row.logprobs[row.trained]).any() for row in rows):
-            raise BadRequestError(
-                "trainer='trl' needs the log-probabilities that tokens were sampled with; train what was not captured with"
-                " trainer='art'.",
-                param="options.trainer",
-            )
-        total = sum(row.token_ids.size for row in rows) * options.epochs
-        meter = StepMeter()
-        if not rows:
-            return meter, meter.metrics(learning_rate=rate, parts=1)
-
-        def apply() -> None:
-            self._apply(options, rate, loaded, meter)
-            loaded.policy.gradient.zero_()
-
-        policy = loaded.policy
-        assert isinstance(policy, AdapterPolicy)
+    def apply() -> None:
+        meter.end_update(learner.step(options, update.learning_rate))
         policy.gradient.zero_()
-        loaded.changed = True  # TRL may leave its marks, whatever it raises
-        optimizer = _OurOptimizer(list(policy.model.parameters()), apply)
-        with tempfile.TemporaryDirectory(prefix="art-trl-") as directory:
-            measured = self._run_trl(rows, options, policy, optimizer, directory, lambda done: on_progress(done, total))
-        policy.model.eval()
-        tokens = float(sum(int(row.trained.sum()) for row in rows) * options.epochs)
-        metrics = meter.metrics(learning_rate=rate, parts=1) | {
-            "data/step_trainer_tokens": tokens if meter.updates else 0.0,
-            "data/step_row_tokens": float(total),
-            "data/step_packed_tokens": float(total),
-            "data/packing_ratio": 1.0,
-            "loss/learning_rate": rate,
-            **measured,
-        }
-        return meter, metrics
 
-    def _run_trl(
-        self,
-        rows: list[TrainingRow],
-        options: TrainOptions,
-        policy: AdapterPolicy,
-        optimizer: torch.optim.Optimizer,
-        directory: str,
-        on_tokens: Any,
-    ) -> dict[str, float]:
-        """Take the updates; return what TRL measured, as means over them."""
-        from datasets import Dataset
-        from trl.trainer.grpo_config import GRPOConfig
-        from trl.trainer.grpo_trainer import GRPOTrainer
+    policy.gradient.zero_()
+    learner.changed = True  # TRL may leave its marks, whatever it raises
+    optimizer = _OurOptimizer(list(policy.model.parameters()), apply)
+    with tempfile.TemporaryDirectory(prefix="art-trl-") as directory:
+        measured = _run_trl(rows, options, policy, optimizer, directory, setup, lambda done: on_progress(done, total))
+    policy.model.eval()
+    tokens = float(sum(int(row.trained.sum()) for row in rows) * options.epochs)
+    return meter, meter.metrics() | {
+        "data/step_trainer_tokens": tokens if meter.updates else 0.0,
+        "data/step_row_tokens": float(total),
+        "data/step_packed_tokens": float(total),
+        "data/packing_ratio": 1.0,
+        "loss/learning_rate": update.learning_rate,
+        **measured,
+    }
 
-        loss = _loss_arguments(options)
-        cap = options.importance_cap
-        told = [row.logprobs for row in rows] if cap is None else [_log_correction(row, policy, cap) for row in rows]
-        fed = feed(rows, told, by_row=loss["loss_type"] == "grpo")
-        count = len(fed["prompt_ids"])
 
-        def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
-            return fed
+def _run_trl(
+    rows: list[TrainingRow],
+    options: TrainOptions,
+    policy: AdapterPolicy,
+    optimizer: torch.optim.Optimizer,
+    directory: str,
+    setup: ModelSetup,
+    on_tokens: Any,
+) -> dict[str, float]:
+    """Take the updates; return what TRL measured, as means over them."""
+    from datasets import Dataset
+    from trl.trainer.grpo_config import GRPOConfig
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
-        def value(value: list[float | None], **_: Any) -> list[float | None]:
-            return value
+    loss = _loss_arguments(options)
+    cap = options.importance_cap
+    told = [row.logprobs for row in rows] if cap is None else [_log_correction(row, policy, cap) for row in rows]
+    fed = feed(rows, told, by_row=loss["loss_type"] == "grpo")
+    count = len(fed["prompt_ids"])
 
-        class Corrected(GRPOTrainer):
-            def compute_loss(self, model: Any, inputs: dict[str, Any], *arguments: Any, **named: Any) -> Any:
-                told = inputs["sampling_per_token_logps"]
-                if cap is None:
-                    change = {"old_per_token_logps": told}  # the ratio is to what the engine sampled from
-                else:
-                    change = {"advantages": inputs["advantages"][:, None] * told.exp()}  # [B, T], which TRL takes, too
-                return super().compute_loss(model, inputs | change, *arguments, **named)
+    def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
+        return fed
 
-        trainer = Corrected(
-            model=policy.model,
-            reward_funcs=value,
-            args=GRPOConfig(
-                output_dir=directory,
-                per_device_train_batch_size=1,
-                gradient_accumulation_steps=count,
-                num_generations=count,
-                num_iterations=options.epochs,
-                max_steps=options.epochs,
-                scale_rewards="none",
-                temperature=rows[0].temperature,
-                beta=0.0,
-                max_grad_norm=0.0,  # our optimiser clips
-                lr_scheduler_type="constant",
-                gradient_checkpointing=options.gradient_checkpointing,
-                use_cpu=policy.device.type == "cpu",
-                bf16=False,  # the model already computes in its type
-                report_to="none",
-                save_strategy="no",
-                logging_steps=1,
-                disable_tqdm=True,
-                seed=self._setup.lora.seed,
-                **loss,
-            ),
-            train_dataset=Dataset.from_list([{"prompt": "rows"}]),
-            processing_class=AutoTokenizer.from_pretrained(self._setup.base_path),
-            rollout_func=rollout,
-            callbacks=[_Ticker(sum(row.token_ids.size for row in rows) // count, on_tokens)],
-            optimizers=(optimizer, None),
-        )
-        trainer.train()
-        logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    def value(value: list[float | None], **_: Any) -> list[float | None]:
+        return value
 
-        def mean(name: str) -> float:
-            found = [entry[name] for entry in logs if name in entry]
-            return float(np.mean(found)) if found else 0.0
+    class Corrected(GRPOTrainer):
+        def compute_loss(self, model: Any, inputs: dict[str, Any], *arguments: Any, **named: Any) -> Any:
+            told = inputs["sampling_per_token_logps"]
+            if cap is None:
+                change = {"old_per_token_logps": told}  # the ratio is to what the engine sampled from
+            else:
+                change = {"advantages": inputs["advantages"][:, None] * told.exp()}  # [B, T], which TRL takes, too
+            return super().compute_loss(model, inputs | change, *arguments, **named)
 
-        shown = count / len(rows)  # TRL's means over rows count the one without a trained token
-        clipped_high = "cispo_clip_ratio" if loss["loss_type"] == "cispo" else "clip_ratio/high_mean"
-        return {
-            "loss/policy": mean("loss"),
-            "loss/entropy": mean("entropy") * shown,
-            "loss/clip_fraction_low": mean("clip_ratio/low_mean") * shown,
-            "loss/clip_fraction_high": mean(clipped_high) * shown,
-        }
+    trainer = Corrected(
+        model=policy.model,
+        reward_funcs=value,
+        args=GRPOConfig(
+            output_dir=directory,
+            per_device_train_batch_size=1,
+            gradient_accumulation_steps=count,
+            num_generations=count,
+            num_iterations=options.epochs,
+            max_steps=options.epochs,
+            scale_rewards="none",
+            temperature=rows[0].temperature,
+            beta=0.0,
+            max_grad_norm=0.0,  # our optimiser clips
+            lr_scheduler_type="constant",
+            gradient_checkpointing=options.gradient_checkpointing,
+            use_cpu=policy.device.type == "cpu",
+            bf16=False,  # the model already computes in its type
+            report_to="none",
+            save_strategy="no",
+            logging_steps=1,
+            disable_tqdm=True,
+            seed=setup.lora.seed,
+            **loss,
+        ),
+        train_dataset=Dataset.from_list([{"prompt": "rows"}]),
+        processing_class=AutoTokenizer.from_pretrained(setup.base_path),
+        rollout_func=rollout,
+        callbacks=[_Ticker(sum(row.token_ids.size for row in rows) // count, on_tokens)],
+        optimizers=(optimizer, None),
+    )
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+
+    def mean(name: str) -> float:
+        found = [entry[name] for entry in logs if name in entry]
+        return float(np.mean(found)) if found else 0.0
+
+    shown = count / len(rows)  # TRL's means over rows count the one without a trained token
+    clipped_high = "cispo_clip_ratio" if loss["loss_type"] == "cispo" else "clip_ratio/high_mean"
+    return {
+        "loss/policy": mean("loss"),
+        "loss/entropy": mean("entropy") * shown,
+        "loss/clip_fraction_low": mean("clip_ratio/low_mean") * shown,
+        "loss/clip_fraction_high": mean(clipped_high) * shown,
+    }
 
 
 def feed(rows: list[TrainingRow], told: list[Floats], *, by_row: bool) -> dict[str, list[Any]]:
@@ -274,7 +263,7 @@ def _loss_arguments(options: TrainOptions) -> dict[str, Any]:
     return {"loss_type": "dapo", "epsilon": low, "epsilon_high": high, "delta": options.negative_advantage_cap}
 
 
-def _check(options: TrainOptions) -> None:
+def _check_options(options: TrainOptions) -> None:
     given = options.model_dump()
     asked = [name for name, nothing in _UNSUPPORTED.items() if given[name] != nothing]
     capped_otherwise = PRESETS[options.algorithm].surrogate is clipped_importance or options.algorithm is Algorithm.GSPO
@@ -290,19 +279,19 @@ def _check(options: TrainOptions) -> None:
         )
 
 
-def _check_temperatures(rows: list[TrainingRow]) -> None:
-    found = sorted({row.temperature for row in rows})
-    if len(found) > 1:
-        raise BadRequestError(
-            f"trainer='trl' trains rows of one temperature; these were sampled at {found}. Choose trainer='art'.",
-            param="options.trainer",
+def _check_rows(rows: list[TrainingRow]) -> None:
+    temperatures = sorted({row.temperature for row in rows})
+    if len(temperatures) > 1:
+        problem = f"trains rows of one temperature; these were sampled at {temperatures}. Choose trainer='art'."
+    elif any(row.masks is not None for row in rows):
+        problem = (
+            "cannot train structured output (response_format, tool_choice, strict tools): TRL's log-probabilities are "
+            "those of the whole vocabulary. Leave it out of the rollouts, or choose trainer='art'."
         )
-
-
-def _check_structures(rows: list[TrainingRow]) -> None:
-    if any(row.masks is not None for row in rows):
-        raise BadRequestError(
-            "trainer='trl' cannot train structured output (response_format, tool_choice, strict tools): TRL's log-probabilities are "
-            "those of the whole vocabulary. Leave it out of the rollouts, or choose trainer='art'.",
-            param="options.trainer",
+    elif any(np.isnan(row.logprobs[row.trained]).any() for row in rows):
+        problem = (
+            "needs the log-probabilities that tokens were sampled with; train what was not captured with trainer='art'."
         )
+    else:
+        return
+    raise BadRequestError(f"trainer='trl' {problem}", param="options.trainer")

@@ -10,7 +10,7 @@ from torch import Tensor
 from art.wire import KlPlace, TrainOptions
 from art_backend.training.algorithms.losses import TokenBatch, TokenLoss, log_ratio_to, policy_loss, shape_advantages
 from art_backend.training.algorithms.presets import PRESETS
-from art_backend.training.metrics import StepMeter
+from art_backend.training.metrics import SftMeter, StepMeter
 from art_backend.training.policy.base import Policy
 from art_backend.training.rows.packing import Pack
 from art_backend.training.rows.targets import PackTargets, read_targets
@@ -92,6 +92,15 @@ def add_gradient(
         entropy=entropy.detach(),
         rows=targets.rows,
     )
+
+
+def add_sft_gradient(policy: Policy, pack: Pack, meter: SftMeter) -> None:
+    """Add the gradient of one pack of examples to the policy's."""
+    targets = read_targets(pack, policy.device)
+    found = targets.logprobs(policy.forward(pack), policy.head)
+    (-(targets.weights * found.logprobs).sum()).backward()
+    entropy = found.entropy.detach()[targets.slots]
+    meter.add_pack(pack, logprobs=found.logprobs.detach(), weights=targets.weights, entropy=entropy)
 
 
 def _logprobs(policy: Policy, work: PackWork) -> Tensor:

@@ -20,13 +20,14 @@ import queue
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from art.wire import ErrorCode, LoraSpec, SftOptions, TokenRow, TrainOptions
+from pydantic import ConfigDict, TypeAdapter
+
+from art.wire import ErrorCode
 from art_backend.errors import ServiceError
-from art_backend.training.types import AnyInput, ModelSetup, ScoredTrajectory, SftInput, StepInput, StepOutput
+from art_backend.training.types import AnyInput, ModelSetup, StepOutput
 
 BEAT_S = 1.0
 """Seconds between two signs of life."""
@@ -34,56 +35,10 @@ BEAT_S = 1.0
 _log = logging.getLogger("art_backend.training.worker")
 
 
-def encode_step(step: AnyInput) -> str:
-    """The file format of a batch: that of supervised fine-tuning has ``examples``, any other ``groups``."""
-    data: dict[str, Any] = {"step": step.step, "options": step.options.model_dump(mode="json")}
-    if isinstance(step, SftInput):
-        data["examples"] = [[row.model_dump() for row in rows] for rows in step.examples]
-    else:
-        data["groups"] = [
-            [{"reward": t.reward, "rows": [row.model_dump() for row in t.rows]} for t in group] for group in step.groups
-        ]
-    return json.dumps(data)
-
-
-def decode_step(content: str) -> AnyInput:
-    data = json.loads(content)
-    if "examples" in data:
-        examples = [[TokenRow.model_validate(row) for row in rows] for rows in data["examples"]]
-        return SftInput(examples, options=SftOptions.model_validate(data["options"]), step=data["step"])
-    groups = [
-        [ScoredTrajectory(t["reward"], [TokenRow.model_validate(row) for row in t["rows"]]) for t in group]
-        for group in data["groups"]
-    ]
-    return StepInput(groups=groups, options=TrainOptions.model_validate(data["options"]), step=data["step"])
-
-
-def encode_setup(setup: ModelSetup) -> dict[str, Any]:
-    return {
-        "base_path": str(setup.base_path),
-        "lora": setup.lora.model_dump(),
-        "max_sequence_length": setup.max_sequence_length,
-        "checkpoints": str(setup.checkpoints),
-        "precision": setup.precision,
-        "full_finetune": setup.full_finetune,
-        "user_code": None if setup.user_code is None else str(setup.user_code),
-    }
-
-
-def decode_setup(data: dict[str, Any]) -> ModelSetup:
-    return ModelSetup(
-        base_path=Path(data["base_path"]),
-        lora=LoraSpec.model_validate(data["lora"]),
-        max_sequence_length=data["max_sequence_length"],
-        checkpoints=Path(data["checkpoints"]),
-        precision=data["precision"],
-        full_finetune=data["full_finetune"],
-        user_code=None if data["user_code"] is None else Path(data["user_code"]),
-    )
-
-
-def encode_output(output: StepOutput) -> dict[str, Any]:
-    return {**asdict(output), "checkpoint": str(output.checkpoint)}
+STEP: TypeAdapter[AnyInput] = TypeAdapter(AnyInput, config=ConfigDict(ser_json_inf_nan="constants"))
+"""The file format of a batch: that of supervised fine-tuning has ``examples``, any other ``groups``."""
+SETUP: TypeAdapter[ModelSetup] = TypeAdapter(ModelSetup)
+OUTPUT: TypeAdapter[StepOutput] = TypeAdapter(StepOutput)
 
 
 class _Events:
@@ -129,10 +84,10 @@ def _serve(commands: "queue.Queue[dict[str, Any]]", events: _Events) -> None:
         import torch
         from transformers.utils.logging import disable_progress_bar
 
-        from art_backend.training.trainers import Trainers
+        from art_backend.training.trainer import Trainer
 
     disable_progress_bar()
-    trainer: Trainers | None = None
+    trainer: Trainer | None = None
     while True:
         command = commands.get()
         try:
@@ -141,14 +96,14 @@ def _serve(commands: "queue.Queue[dict[str, Any]]", events: _Events) -> None:
                     case "setup":
                         if command["threads"]:
                             torch.set_num_threads(command["threads"])
-                        trainer = Trainers(decode_setup(command["setup"]))
+                        trainer = Trainer(SETUP.validate_python(command["setup"]))
                         events.send("ready")
                     case "train" if trainer is not None:
-                        step = decode_step(Path(command["batch"]).read_text())
+                        step = STEP.validate_json(Path(command["batch"]).read_bytes())
                         output = trainer.train(
                             step, lambda done, total: events.send("progress", done=done, total=total)
                         )
-                        events.send("result", **encode_output(output))
+                        events.send("result", **OUTPUT.dump_python(output, mode="json"))
                     case "rest" if trainer is not None:
                         trainer.rest()
                         events.send("rested")

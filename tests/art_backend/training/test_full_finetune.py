@@ -124,13 +124,11 @@ def test_another_model_and_damage_are_told(full, base_path, lesson, tmp_path):
 
 
 def test_trl_is_not_for_whole_models_or_unknown_log_probabilities(full, setup, make_groups):
-    from art_backend.training.trl import TrlTrainer
-
-    with pytest.raises(BadRequestError, match="trainer='trl' trains adapters"):
-        TrlTrainer(full)
     groups = make_groups()
+    with pytest.raises(BadRequestError, match="trainer='trl' trains adapters"):
+        Trainer(full).train(StepInput(groups, TrainOptions(trainer="trl"), 1))
     for group in groups:
         for trajectory in group:
             trajectory.rows = [row.model_copy(update={"logprobs": None}) for row in trajectory.rows]
     with pytest.raises(BadRequestError, match="needs the log-probabilities"):
-        TrlTrainer(setup).train(StepInput(groups, TrainOptions(trainer="trl"), 1))
+        Trainer(setup).train(StepInput(groups, TrainOptions(trainer="trl"), 1))

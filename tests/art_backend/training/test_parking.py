@@ -6,13 +6,12 @@ from safetensors.torch import load_file, save_file
 from tests.support.tiny import build_tiny_model
 
 from art.wire import LoraSpec
+from art_backend.training.learner import Learner, Parking
 from art_backend.training.optimizers import FlatAdamW
 from art_backend.training.policy.adapter import AdapterPolicy
 from art_backend.training.policy.full import FullPolicy
-from art_backend.training.policy.parking import Parking
 from art_backend.training.rows.packing import plain_pack
 from art_backend.training.state import TrainerState
-from art_backend.training.trainer import Loaded
 
 
 def test_tensors_stay_the_objects_that_they_were():
@@ -60,17 +59,17 @@ def _train(path, full, precision, rest):
         policy = FullPolicy(path, precision=precision)
     else:
         policy = AdapterPolicy(path, LoraSpec(rank=4), precision=precision)
-    loaded = Loaded(policy, FlatAdamW(policy.weights), TrainerState(step=0, base_model="b"))
+    learner = Learner(policy, FlatAdamW(policy.weights), TrainerState(step=0, base_model="b"))
     pack = plain_pack(torch.arange(20).numpy())
     for _ in range(3):
         policy.gradient.zero_()
         policy.forward(pack).float().square().mean().backward()
-        loaded.optimizer.step(policy.gradient, learning_rate=1e-2, betas=(0.9, 0.99), weight_decay=0.0)
+        learner.optimizer.step(policy.gradient, learning_rate=1e-2, betas=(0.9, 0.99), weight_decay=0.0)
         policy.publish_weights()
         if rest:
             frozen, changing = policy.device_tensors()
             parking = Parking()
-            parking.leave(frozen, [*changing, *loaded.optimizer.device_tensors()])
+            parking.leave(frozen, [*changing, *learner.optimizer.device_tensors()])
             assert not any(t.untyped_storage().nbytes() for t in (*policy._base.parameters(), policy.weights))
             parking.come_back()
     return policy.weights

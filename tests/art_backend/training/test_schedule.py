@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from art.wire import TrainOptions
 from art_backend.errors import BadRequestError
-from art_backend.training.schedule import learning_rate
+from art_backend.training.optimizers import learning_rate
 
 
 def rates(steps, **options):

@@ -18,6 +18,8 @@ from art_backend.errors import (
     TrainerFailedError,
 )
 from art_backend.store.checkpoints import CheckpointStore
+from art_backend.training import learner
+from art_backend.training.learner import Learner
 from art_backend.training.trainer import Trainer
 from art_backend.training.types import ScoredTrajectory, StepInput
 
@@ -106,7 +108,7 @@ def test_every_measure_is_there(setup, honest):
             *("grad_norm", "learning_rate"),
         ],
         "offpolicy": [
-            *("logprob_gap_mean", "logprob_gap_max", "logprob_gap_row_max", "kl", "ess", "age_mean", "age_max"),
+            *("logprob_gap_mean", "logprob_gap_max", "logprob_gap_row_max", "kl", "ess"),
         ],
         "throughput": ["trainer_tok_per_s", "trainer_packed_tok_per_s", "trainer_peak_memory_mb"],
         "time": ["step_train_s", "step_save_s"],
@@ -319,7 +321,7 @@ def test_a_refused_request_costs_no_loading_and_changes_nothing(setup, make_grou
     trainer = Trainer(dataclasses.replace(setup, checkpoints=tmp_path / "refused"))
     first = trainer.train(step_of(make_groups(1), 1))
     opened = []
-    monkeypatch.setattr(Trainer, "_open_policy", lambda self: opened.append(self))
+    monkeypatch.setattr(learner, "open_policy", lambda *given: opened.append(given))
     refused = [
         step_of([[]], 2),
         step_of(make_groups(2), 2, kl_coef=0.1, kl_reference_step=7),
@@ -339,14 +341,14 @@ def test_a_refused_request_costs_no_loading_and_changes_nothing(setup, make_grou
 def test_what_is_refused_after_the_first_update_is_loaded_again(setup, make_groups, tmp_path, monkeypatch):
     trainer = Trainer(setup)
     trainer.train(step_of(make_groups(1), 1))
-    apply = Trainer._apply
+    take = Learner.step
 
     def refuse(self, *arguments):
-        apply(self, *arguments)
+        take(self, *arguments)
         raise BadRequestError("a loss of the user's")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_apply", refuse)
+        patched.setattr(Learner, "step", refuse)
         with pytest.raises(BadRequestError):
             trainer.train(step_of(make_groups(2), 2))
     again = trainer.train(step_of(make_groups(2), 2))

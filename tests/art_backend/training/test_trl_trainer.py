@@ -10,7 +10,7 @@ from art.wire import Algorithm, LoraSpec, TrainOptions
 from art_backend.errors import BadRequestError
 from art_backend.store.checkpoints import CheckpointStore
 from art_backend.training import trl
-from art_backend.training.trainers import Trainers
+from art_backend.training.trainer import Trainer
 from art_backend.training.types import ModelSetup, ScoredTrajectory, StepInput
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -59,7 +59,7 @@ def test_the_update_is_the_same_as_ours(setup, groups, tmp_path, algorithm, opti
         here = dataclasses.replace(setup, checkpoints=tmp_path / kind)
         seen: list[tuple[int, int]] = []
         step = step_of(groups, trainer=kind, algorithm=algorithm, max_grad_norm=1e9, **options)
-        outputs.append(Trainers(here).train(step, lambda done, total, seen=seen: seen.append((done, total))))
+        outputs.append(Trainer(here).train(step, lambda done, total, seen=seen: seen.append((done, total))))
         assert [done for done, _ in seen] == sorted(done for done, _ in seen)
         assert seen[-1][0] == pytest.approx(seen[-1][1], rel=0.2)
     ours, theirs = outputs
@@ -74,8 +74,8 @@ def test_the_update_is_the_same_as_ours(setup, groups, tmp_path, algorithm, opti
 
 
 def test_each_goes_on_from_the_other_s_checkpoint(setup, groups):
-    trainers = Trainers(setup)
-    outputs = [trainers.train(step_of(groups, i + 1, trainer=kind)) for i, kind in enumerate(("trl", "art", "trl"))]
+    trainer = Trainer(setup)
+    outputs = [trainer.train(step_of(groups, i + 1, trainer=kind)) for i, kind in enumerate(("trl", "art", "trl"))]
     assert all(output.trained for output in outputs)
     steps = [safetensors.torch.load_file(o.checkpoint / "optimizer.safetensors")["step"].item() for o in outputs]
     assert steps == [1, 2, 3]
@@ -85,13 +85,13 @@ def test_each_goes_on_from_the_other_s_checkpoint(setup, groups):
 
 def test_epochs_without_a_signal_and_a_single_row(setup, make_row):
     row = make_row([1, 2], [3, 4])
-    trainers = Trainers(setup)
-    flat = trainers.train(step_of([[ScoredTrajectory(1.0, [row])] * 2], trainer="trl"))
+    trainer = Trainer(setup)
+    flat = trainer.train(step_of([[ScoredTrajectory(1.0, [row])] * 2], trainer="trl"))
     assert not flat.trained
     # One row left of two: the other is too long. Its reward still counts.
     long = make_row([1] * 90, [3, 4])
     pair = [[ScoredTrajectory(1.0, [row]), ScoredTrajectory(0.0, [long])]]
-    output = trainers.train(step_of(pair, 2, trainer="trl", epochs=2))
+    output = trainer.train(step_of(pair, 2, trainer="trl", epochs=2))
     assert output.metrics["data/step_num_gradient_steps"] == 2
     assert output.metrics["data/step_trainer_tokens"] == 4
     assert output.canaries[0].logprob != output.canaries[0].previous_logprob
@@ -110,13 +110,13 @@ def test_epochs_without_a_signal_and_a_single_row(setup, make_row):
 )
 def test_what_it_cannot_honour_is_refused(setup, groups, options, name):
     with pytest.raises(BadRequestError, match=f"cannot honour {name}.*trainer='art'") as caught:
-        Trainers(setup).train(step_of(groups, trainer="trl", **options))
+        Trainer(setup).train(step_of(groups, trainer="trl", **options))
     assert caught.value.param == f"options.{name.split()[0]}"
 
 
 def test_without_trl_one_line_says_what_to_install(setup, groups, monkeypatch):
     monkeypatch.setattr(trl, "find_spec", lambda name: None)
-    trainers = Trainers(setup)
+    trainer = Trainer(setup)
     with pytest.raises(BadRequestError, match=r"pip install 'art-trainer\[trl\]'"):
-        trainers.train(step_of(groups, trainer="trl"))
-    assert trainers.train(step_of(groups)).trained
+        trainer.train(step_of(groups, trainer="trl"))
+    assert trainer.train(step_of(groups)).trained

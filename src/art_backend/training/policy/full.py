@@ -14,7 +14,7 @@ from art_backend.errors import ModelNotAvailableError
 from art_backend.models.compute import choose_device, choose_dtype
 from art_backend.training.policy.attention import Kind
 from art_backend.training.policy.base import Policy, choose_attention, load_base
-from art_backend.training.tensor_files import save_tensors
+from art_backend.training.state import save_tensors
 from art_backend.training.types import Precision
 
 WEIGHTS = "model.safetensors"

@@ -27,6 +27,29 @@ class Member:
 
 
 @dataclass(slots=True)
+class Update:
+    """What one optimiser step learns: weighed rows."""
+
+    rows: list[TrainingRow]
+    learning_rate: float
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """All updates of a step, and what it leaves out."""
+
+    updates: list[Update]
+    metrics: dict[str, float]
+    reason: str | None
+    """Why there is nothing to learn, if so."""
+    warnings: list[str]
+
+    @property
+    def rows(self) -> list[TrainingRow]:
+        return [row for update in self.updates for row in update.rows]
+
+
+@dataclass(slots=True)
 class StepBatch:
     """What a step trains on, and what it leaves out."""
 
@@ -76,7 +99,8 @@ def build_batch(
     trainable = [bool(np.abs(a).max() > EQUAL_WITHIN) for a in advantages]
     overlong = OverlongRule(options.overlong, max_length)
     members: list[Member] = []
-    ages = _Ages(step.step - 1)
+    sampled_by: dict[int, set[int]] = {}
+    """For each group, the policy versions that sampled its trained tokens, as far as they are known."""
     for g, group in enumerate(step.groups):
         for t, trajectory in enumerate(group):
             rows = overlong.apply(trajectory.rows, f"groups.{g}.trajectories.{t}")
@@ -85,7 +109,7 @@ def build_batch(
             )
             if trainable[g] and member.trained_tokens:
                 members.append(member)
-                ages.add(g, rows)
+                sampled_by.setdefault(g, set()).update(version for row in rows for version in _versions(row))
     everything = [trajectory for group in step.groups for trajectory in group]
     spoken = [trajectory for trajectory in everything if any(any(row.sampled) for row in trajectory.rows)]
     metrics = {
@@ -99,8 +123,10 @@ def build_batch(
         "data/step_num_trajectories_without_tokens": float(len(everything) - len(spoken)),
         "data/step_num_overlong": float(overlong.count),
         "data/rows_per_trajectory": sum(len(t.rows) for t in spoken) / max(len(spoken), 1),
-        **ages.metrics(),
     }
+    if any(sampled_by.values()):
+        stale = sum(any(version < step.step - 1 for version in versions) for versions in sampled_by.values())
+        metrics["data/step_num_groups_stale"] = float(stale)
     reason = None if members else _why_nothing(trainable, bool(spoken), overlong)
     warnings = overlong.warnings() + _warn_of_unknown(members)
     if structures is not None and structures.lost:
@@ -132,36 +158,10 @@ def weigh(members: Sequence[Member], reduction: Reduction, max_length: int) -> l
     return rows
 
 
-class _Ages:
-    """How many policy versions ago trained tokens were sampled.
-
-    Args:
-        present: The version that training starts from.
-    """
-
-    def __init__(self, present: int) -> None:
-        self._present = present
-        self._ages: list[NDArray[np.int64]] = []
-        self._stale: set[int] = set()
-
-    def add(self, group: int, rows: Sequence[TokenRow]) -> None:
-        for row in rows:
-            versions = np.asarray(row.policy_versions, np.int64)[np.asarray(row.sampled, np.bool_)]
-            versions = versions[versions >= 0]  # what was not captured has no age
-            ages = np.maximum(self._present - versions, 0)
-            self._ages.append(ages)
-            if ages.any():
-                self._stale.add(group)
-
-    def metrics(self) -> dict[str, float]:
-        ages = np.concatenate([np.empty(0, np.int64), *self._ages])
-        if not ages.size:
-            return {}
-        return {
-            "data/step_num_groups_stale": float(len(self._stale)),
-            "offpolicy/age_mean": float(ages.mean()),
-            "offpolicy/age_max": float(ages.max()),
-        }
+def _versions(row: TokenRow) -> list[int]:
+    """The policy versions that sampled tokens of a row; tokens that were not captured have none."""
+    versions = np.unique(np.asarray(row.policy_versions, np.int64)[np.asarray(row.sampled, np.bool_)])
+    return versions[versions >= 0].tolist()
 
 
 class OverlongRule:

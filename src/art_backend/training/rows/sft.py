@@ -3,40 +3,14 @@
 It uses the trainer's packing, precision, optimiser and checkpoints; only the loss differs from reinforcement learning.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-
 from art.wire import TokenRow
 from art_backend.errors import BadRequestError
-from art_backend.training.rows.batch import OverlongRule, check_row, training_row
+from art_backend.training.rows.batch import OverlongRule, StepPlan, Update, check_row, training_row
 from art_backend.training.rows.packing import TrainingRow
 from art_backend.training.types import SftInput
 
 
-@dataclass(slots=True)
-class SftBatch:
-    """What one update learns."""
-
-    rows: list[TrainingRow]
-    learning_rate: float
-
-
-@dataclass(slots=True)
-class SftPlan:
-    """All updates of one call, and what it leaves out."""
-
-    batches: list[SftBatch]
-    metrics: dict[str, float]
-    reason: str | None
-    """Why there is nothing to learn, if there is nothing."""
-    warnings: list[str] = field(default_factory=list[str])
-
-    def rows(self) -> Iterator[TrainingRow]:
-        for batch in self.batches:
-            yield from batch.rows
-
-
-def build_plan(step: SftInput, *, vocabulary: int, max_length: int) -> SftPlan:
+def plan_examples(step: SftInput, *, vocabulary: int, max_length: int) -> StepPlan:
     """Check the examples and cut them into batches, in their order.
 
     A token weighs 1 / (trained tokens of its batch). A batch whose examples are all left out makes no update.
@@ -55,7 +29,7 @@ def build_plan(step: SftInput, *, vocabulary: int, max_length: int) -> SftPlan:
             param="options.learning_rates",
         )
     overlong = OverlongRule(options.overlong, max_length)
-    batches: list[SftBatch] = []
+    updates: list[Update] = []
     learned = 0
     for start, rate in zip(starts, rates, strict=True):
         rows: list[TrainingRow] = []
@@ -67,14 +41,14 @@ def build_plan(step: SftInput, *, vocabulary: int, max_length: int) -> SftPlan:
         for row in rows:
             row.weight = 1 / tokens
         if rows:
-            batches.append(SftBatch(rows, rate))
+            updates.append(Update(rows, rate))
     metrics = {
         "data/step_num_examples": float(len(step.examples)),
         "data/step_num_examples_trained": float(learned),
         "data/step_num_overlong": float(overlong.count),
     }
-    reason = None if batches else "Every example was longer than the model's maximum sequence length, or empty."
-    return SftPlan(batches, metrics, reason, overlong.warnings("examples"))
+    reason = None if updates else "Every example was longer than the model's maximum sequence length, or empty."
+    return StepPlan(updates, metrics, reason, overlong.warnings("examples"))
 
 
 def _rows_of(example: list[TokenRow], where: str, overlong: OverlongRule, vocabulary: int) -> list[TrainingRow]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from art_backend.training.tensor_files import save_tensors
+from art_backend.training.state import save_tensors
 
 
 def test_what_is_written_is_read_and_was_not_copied(tmp_path):
