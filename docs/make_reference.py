@@ -52,17 +52,10 @@ PAGES: dict[str, tuple[str, list[str]]] = {
         [
             *(
                 "art.metrics",
-                "art.logs.rows",
                 "art.api_costs",
                 "art.logs.loggers",
                 "art.evaluation",
                 "art.logs.statistics",
-            ),
-            *(
-                "art.logs.loggers.mlflow",
-                "art.logs.loggers.tensorboard",
-                "art.logs.loggers.trackio",
-                "art.logs.loggers.wandb",
             ),
         ],
     ),

@@ -21,12 +21,7 @@ __all__ = ["Evaluation", "Interval", "evaluate", "interval"]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one model did.
-
-    >>> ours, theirs = Evaluation("ours", [[1.0], [0.5]], failed=0), Evaluation("theirs", [[0.0], [0.5]], failed=0)
-    >>> ours.runs, ours.minus(theirs).value
-    (2, 0.5)
-    """
+    """What one model did."""
 
     name: str
     rewards: list[list[float]]

@@ -51,11 +51,7 @@ AfterEach = Callable[["TrajectoryGroup"], "Awaitable[TrajectoryGroup | list[Traj
 
 @dataclass
 class GatherContext:
-    """The state of one gathering: its bar, its running means, and how many failures it bears.
-
-    >>> GatherContext(max_exceptions=1, metric_sums={"exceptions": 2}).too_many_exceptions()
-    True
-    """
+    """The state of one gathering: its bar, its running means, and how many failures it bears."""
 
     pbar: "tqdm[Any] | None" = None
     metric_sums: dict[str, float] = field(default_factory=dict[str, float])
@@ -116,12 +112,7 @@ _context: ContextVar[GatherContext | None] = ContextVar("art_gather_context", de
 
 @contextlib.contextmanager
 def set_gather_context(context: GatherContext) -> Generator[GatherContext]:
-    """Make ``context`` the current one inside the ``with`` block.
-
-    >>> with set_gather_context(GatherContext(max_exceptions=2)):
-    ...     get_gather_context().max_exceptions
-    2
-    """
+    """Make ``context`` the current one inside the ``with`` block."""
     token = _context.set(context)
     try:
         yield context
@@ -130,22 +121,12 @@ def set_gather_context(context: GatherContext) -> Generator[GatherContext]:
 
 
 def get_gather_context() -> GatherContext:
-    """The current context; outside of any gathering, a fresh one that bears no failure.
-
-    >>> get_gather_context().max_exceptions
-    0
-    """
+    """The current context; outside of any gathering, a fresh one that bears no failure."""
     return _context.get() or GatherContext()
 
 
 def record_metrics(context: GatherContext, trajectory: "Trajectory") -> None:
-    """Set ``metrics["completion_tokens"]`` where it can be known, and add everything to the running means.
-
-    >>> context = GatherContext()
-    >>> record_metrics(context, art.Trajectory(reward=0.5, metrics={"turns": 3}))
-    >>> context.metric_sums
-    {'reward': 0.5, 'turns': 3}
-    """
+    """Set ``metrics["completion_tokens"]`` where it can be known, and add everything to the running means."""
     from openai.types.chat.chat_completion import Choice
 
     lengths = [
@@ -259,11 +240,6 @@ async def wrap_group_awaitable(
 
     Returns:
         What is to stand in its place: nothing if it failed within the budget or ``after_each`` dropped it.
-
-    >>> async def group():
-    ...     return art.TrajectoryGroup([art.Trajectory()])
-    >>> len(await wrap_group_awaitable(group()))
-    1
     """
     from art.trajectories import TrajectoryGroup
 
@@ -298,13 +274,7 @@ async def wrap_group_awaitable(
 async def wrap_trajectories_awaitable(
     awaitable: "Awaitable[Trajectory | Iterable[Trajectory]]",
 ) -> "Trajectory | list[Trajectory] | BaseException":
-    """Await one rollout within the current context; a failure within the budget is returned.
-
-    >>> async def play():
-    ...     return art.Trajectory(reward=1.0)
-    >>> (await wrap_trajectories_awaitable(play())).reward
-    1.0
-    """
+    """Await one rollout within the current context; a failure within the budget is returned."""
     from art.trajectories import Trajectory
 
     context = get_gather_context()

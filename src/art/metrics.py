@@ -22,31 +22,19 @@ _IDLE_KEYS = ("throughput/step_trainer_idle_s", "throughput/step_actor_idle_s")
 
 
 def is_cumulative_metric_key(key: str) -> bool:
-    """Whether ``key`` is a running total, ``section/cum/…``.
-
-    >>> is_cumulative_metric_key("costs/cum/gpu")
-    True
-    """
+    """Whether ``key`` is a running total, ``section/cum/…``."""
     parts = key.split("/")
     return len(parts) > 2 and parts[1] == "cum"
 
 
 def is_builder_managed_metric(key: str) -> bool:
-    """Whether ``key`` is summed by a builder instead of averaged over trajectories.
-
-    >>> is_builder_managed_metric("costs/gpu"), is_builder_managed_metric("reward")
-    (True, False)
-    """
+    """Whether ``key`` is summed by a builder instead of averaged over trajectories."""
     section, _, rest = key.partition("/")
     return (section == "costs" and bool(rest)) or (section in _STEP_SECTIONS and rest.startswith("step_"))
 
 
 def to_cumulative_metric_key(key: str) -> str:
-    """The name of the running total of ``key``: ``time/step_wall_s`` becomes ``time/cum/wall_s``.
-
-    >>> to_cumulative_metric_key("time/step_wall_s")
-    'time/cum/wall_s'
-    """
+    """The name of the running total of ``key``: ``time/step_wall_s`` becomes ``time/cum/wall_s``."""
     section, _, rest = key.partition("/")
     return f"{section}/cum/{rest.removeprefix('step_')}"
 

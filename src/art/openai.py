@@ -17,15 +17,7 @@ _REASONING = ("reasoning", "reasoning_content")
 
 
 def init_chat_completion(chunk: ChatCompletionChunk) -> ChatCompletion:
-    """The empty completion that ``chunk`` is the first piece of.
-
-    >>> piece = {"index": 0, "delta": {"content": "Hi."}, "finish_reason": None}
-    >>> chunk = ChatCompletionChunk.model_validate(
-    ...     {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [piece]}
-    ... )
-    >>> init_chat_completion(chunk).choices[0].message.content is None
-    True
-    """
+    """The empty completion that ``chunk`` is the first piece of."""
     return ChatCompletion(
         id=chunk.id,
         choices=[_empty_choice(choice.index) for choice in chunk.choices],
@@ -36,17 +28,7 @@ def init_chat_completion(chunk: ChatCompletionChunk) -> ChatCompletion:
 
 
 def update_chat_completion(chat_completion: ChatCompletion, chunk: ChatCompletionChunk) -> None:
-    """Add a chunk: texts, log-probabilities and arguments are appended, everything else is replaced.
-
-    >>> piece = {"index": 0, "delta": {"content": "Hi."}, "finish_reason": None}
-    >>> chunk = ChatCompletionChunk.model_validate(
-    ...     {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [piece]}
-    ... )
-    >>> completion = init_chat_completion(chunk)
-    >>> update_chat_completion(completion, chunk)
-    >>> completion.choices[0].message.content
-    'Hi.'
-    """
+    """Add a chunk: texts, log-probabilities and arguments are appended, everything else is replaced."""
     for piece in chunk.choices:
         choice = next((one for one in chat_completion.choices if one.index == piece.index), None)
         if choice is None:
@@ -89,15 +71,7 @@ async def consume_chat_completion_stream(
 def consume_sync_chat_completion_stream(
     stream: Iterable[ChatCompletionChunk], on_chunk: OnChunk | None = None
 ) -> ChatCompletion:
-    """``consume_chat_completion_stream`` for sync clients.
-
-    >>> piece = {"index": 0, "delta": {"content": "Hi."}, "finish_reason": "stop"}
-    >>> chunk = ChatCompletionChunk.model_validate(
-    ...     {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [piece]}
-    ... )
-    >>> consume_sync_chat_completion_stream([chunk]).choices[0].message.content
-    'Hi.'
-    """
+    """``consume_chat_completion_stream`` for sync clients."""
     completion: ChatCompletion | None = None
     for chunk in stream:
         completion = completion or init_chat_completion(chunk)

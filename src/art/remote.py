@@ -14,8 +14,7 @@ from art.control import ControlClient, path_of
 from art.errors import BackendError, JobInterruptedError, NotFoundError, from_api_error
 from art.logs.rows import (
     TRAIN_GRADIENT_STEPS_KEY,
-    build_training_summary_metrics,
-    summarize_trajectory_groups,
+    count_groups,
 )
 from art.model_spec import build_registration
 from art.rollouts.failures import remember_service
@@ -233,8 +232,8 @@ class RemoteBackend(ServiceCalls):
         )
         started = time.monotonic()
         result = await self._finish_job(model, request, verbose)
-        summary = build_training_summary_metrics(summarize_trajectory_groups(groups), include_trainable_groups=True)
-        result.metrics = {**summary, "time/step_trainer_s": time.monotonic() - started, **result.metrics}
+        counts = count_groups(groups, trainable=True)
+        result.metrics = {**counts, "time/step_trainer_s": time.monotonic() - started, **result.metrics}
         return result
 
     async def train_sft(

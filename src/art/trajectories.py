@@ -36,11 +36,7 @@ NOTHING_RECORDED = (
 
 
 class PydanticException(BaseModel):
-    """An exception that can be stored and sent: its type's name, its message and its formatted traceback.
-
-    >>> PydanticException.of(ValueError("lost")).message
-    'lost'
-    """
+    """An exception that can be stored and sent: its type's name, its message and its formatted traceback."""
 
     type: str
     message: str
@@ -52,11 +48,7 @@ class PydanticException(BaseModel):
 
 
 class History(BaseModel):
-    """One conversation with the model.
-
-    >>> History(messages_and_choices=[{"role": "user", "content": "Hi."}]).messages()
-    [{'role': 'user', 'content': 'Hi.'}]
-    """
+    """One conversation with the model."""
 
     messages_and_choices: MessagesAndChoices
     tools: Tools | None = None

@@ -54,12 +54,7 @@ Tools = list[Annotated[ChatCompletionToolUnionParam, _Untouched()]]
 
 
 class ExchangeRequest(RootModel[dict[str, Any]]):
-    """The body that was sent: ``request["model"]``; ``request.root`` is the whole dict.
-
-    >>> request = ExchangeRequest({"model": "m", "messages": []})
-    >>> request["model"], request.root["messages"], request.get("tools")
-    ('m', [], None)
-    """
+    """The body that was sent: ``request["model"]``; ``request.root`` is the whole dict."""
 
     def __getitem__(self, key: str) -> Any:
         return self.root[key]
@@ -70,15 +65,7 @@ class ExchangeRequest(RootModel[dict[str, Any]]):
 
 
 class Exchange(BaseModel):
-    """One call that was answered.
-
-    >>> with art.Trajectory() as t:
-    ...     _ = await model.openai_client().chat.completions.create(
-    ...         model=model.get_inference_name(), messages=[{"role": "user", "content": "Hi."}], max_tokens=4
-    ...     )
-    >>> t.exchanges.chat_completions[0].request["max_tokens"]
-    4
-    """
+    """One call that was answered."""
 
     request: ExchangeRequest
     response: SkipValidation[Any]

@@ -1,9 +1,8 @@
 import pytest
 
 from art.logs.rows import (
-    build_data_metrics_from_summary,
-    build_training_summary_metrics,
-    summarize_trajectory_groups,
+    build_row,
+    count_groups,
 )
 from art.metrics import (
     MetricsBuilder,
@@ -227,23 +226,20 @@ async def test_tracking_calls():
             track_api_cost(**arguments)
 
 
-def test_summary_of_a_batch():
+async def test_summary_of_a_batch():
     groups = [
         TrajectoryGroup([Trajectory(reward=0), Trajectory(reward=1)], metadata={"scenario_id": 5}),
         TrajectoryGroup([Trajectory(reward=1), Trajectory(reward=1 + 1e-13)], exceptions=[ValueError()]),
         TrajectoryGroup([Trajectory(reward=1, metadata={"scenario_id": "x"})], metadata={"id": "ignored"}),
         TrajectoryGroup([], metadata={"scenario_id": 5}),
     ]
-    summary = summarize_trajectory_groups(groups)
-    assert (summary.num_scenarios, summary.num_trajectories, summary.num_groups_trainable) == (4, 6, 1)
-    assert summary.scenario_ids == ["5", "x"]
     counts = {"data/step_num_scenarios": 4.0, "data/step_num_trajectories": 6.0, "data/step_num_groups_submitted": 4.0}
-    assert build_data_metrics_from_summary(summary, include_trainable_groups=False) == counts
-    full = {**counts, "data/step_num_groups_trainable": 1.0}
-    assert build_data_metrics_from_summary(summary, include_trainable_groups=True) == full
-    assert build_training_summary_metrics(summary, include_trainable_groups=True) == full
-    with pytest.raises(AttributeError):
-        summary.num_scenarios = 5
+    assert count_groups(groups, trainable=False) == counts
+    assert count_groups(groups, trainable=True) == {**counts, "data/step_num_groups_trainable": 1.0}
+    builder = MetricsBuilder("train")
+    row = await build_row(builder, groups, "train", {})
+    assert row["data/cum/num_unique_scenarios"] == 2
+    assert builder.state_dict()["unique_scenario_ids"] == ["5", "x"]
 
 
 def test_tokens_that_are_read_from_a_cache_cost_what_a_prompt_costs_unless_it_is_said():

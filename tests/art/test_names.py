@@ -20,6 +20,7 @@ from art.types import (
     TrainResult,
     TrainSFTConfig,
 )
+from art.wire import ApiErrorBody, ErrorCode
 
 EXPORTS = {
     "art": "dev auto_trajectory capture_auto_trajectory gather_trajectories gather_trajectory_groups trajectory_group_batches "
@@ -39,8 +40,6 @@ EXPORTS = {
     "update_chat_completion",
     "art.metrics": "MetricsBuilder track_api_cost is_cumulative_metric_key is_builder_managed_metric "
     "to_cumulative_metric_key",
-    "art.logs.rows": "TRAIN_GRADIENT_STEPS_KEY TrajectoryBatchSummary "
-    "summarize_trajectory_groups build_data_metrics_from_summary build_training_summary_metrics",
     "art.api_costs": "TokenPricing track_api_cost",
     "art.rewards": "ruler ruler_score_group",
     "art.rewards.ruler": "ruler ruler_score_group TrajectoryScore Response DEFAULT_RUBRIC",
@@ -67,8 +66,7 @@ EXPORTS = {
     "art.utils.benchmarking.charts": "training_progress_chart percentage_comparison_bar_chart",
     "art.pipeline_trainer": "PipelineTrainer make_group_rollout_fn StatusReporter RolloutFn SingleRolloutFn EvalFn ScenarioT",
     "art.pipeline_trainer.trainer": "PipelineTrainer",
-    "art.errors": "ARTError ForbiddenBucketCreationError UnsupportedLoRADeploymentProviderError "
-    "UnsupportedBaseModelDeploymentError LoRADeploymentTimedOutError",
+    "art.errors": "ARTError",
     "art.langgraph": "wrap_rollout init_chat_model",
     "art.mcp": "MCPTool MCPResource GeneratedScenario GeneratedScenarioCollection complete_task_tool generate_scenarios "
     "preview_scenarios",
@@ -196,13 +194,15 @@ def test_every_option_of_training_that_scripts_give_is_taken():
 
 
 def test_errors_carry_their_status():
-    for name, status in (
-        ("ForbiddenBucketCreationError", 403),
-        ("UnsupportedLoRADeploymentProviderError", 400),
-        ("UnsupportedBaseModelDeploymentError", 400),
-        ("LoRADeploymentTimedOutError", 504),
-    ):
-        error = getattr(art.errors, name)("what")
-        assert (str(error), error.detail, error.status_code) == ("what", "what", status)
-        assert isinstance(error, art.errors.ARTError)
-    assert art.errors.ARTError("m", 418).status_code == 418
+    error = art.errors.ARTError("what", 418)
+    assert (str(error), error.detail, error.status_code) == ("what", "what", 418)
+    missing = art.errors.MissingExtraError("TRL", "trl")
+    assert str(missing) == "TRL is not installed. Install it: pip install 'art-trainer[trl]'"
+    assert isinstance(missing, ImportError)
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_every_code_of_the_wire_has_its_error(code):
+    error = art.errors.from_api_error(ApiErrorBody(code=code, message="what", param="options.epsilon"), 400)
+    assert (str(error), error.code, error.param) == ("what", code, "options.epsilon")
+    assert (type(error) is art.errors.BackendError) == (code is ErrorCode.INTERNAL)

@@ -61,14 +61,7 @@ def async_http_client(**options: Any) -> DefaultAsyncHttpxClient:
 
 
 def http_client(**options: Any) -> DefaultHttpxClient:
-    """An HTTP client for ``openai.OpenAI`` or ``anthropic.Anthropic`` that records.
-
-    >>> import openai
-    >>> with openai.OpenAI(base_url=endpoint, api_key="key", http_client=http_client()) as client, art.Trajectory() as t:
-    ...     _ = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "Hi."}])
-    >>> len(t.messages_and_choices)
-    2
-    """
+    """An HTTP client for ``openai.OpenAI`` or ``anthropic.Anthropic`` that records."""
     return DefaultHttpxClient(event_hooks={"response": [_record_sync]}, headers=_HEADERS, **options)
 
 

@@ -1,13 +1,20 @@
-"""Small JSON and JSONL files that several processes may read and write: replaced or appended to as a whole."""
+"""The files of a model: ``history.jsonl`` and ``state.json``, replaced or appended to as a whole, for several processes."""
 
 import fcntl
 import json
+import math
+import operator
 import os
 import tempfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, SupportsIndex, cast
+
+HISTORY, STATE = "history.jsonl", "state.json"
+TOTALS = "_metrics_builder_state"
+"""Where ``state.json`` keeps what a builder of metrics has summed so far."""
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -145,3 +152,40 @@ def best_step(rows: list[dict[str, Any]], metric: str) -> int | None:
             values.setdefault(int(row["step"]), []).append(float(value))
     means = {step: sum(found) / len(found) for step, found in sorted(values.items())}
     return max(means, key=means.__getitem__) if means else None
+
+
+def write_row(
+    directory: Path, row: Mapping[str, float] | None, totals: Mapping[str, Any], step: int, stamps: Mapping[str, float]
+) -> None:
+    """Append a row of full names to ``history.jsonl`` and keep the totals in ``state.json``: both, or neither."""
+    state = directory / STATE
+    with locked(state):
+        merged = deep_merge(read_json(state) or {}, {TOTALS: totals})
+        with replacing(state) as partial:  # it takes its place, which needs no space, when the row is written
+            partial.write_text(json.dumps(merged, indent=2), encoding="utf-8")
+            if row is not None:
+                record = {
+                    **finite(row),
+                    **stamps,
+                    "step": step,
+                    "recorded_at": datetime.now().isoformat(),
+                }
+                append_line(directory / HISTORY, json.dumps(record))
+
+
+def check_place(split: Any, step: Any) -> int:
+    """The step as an ``int``. Raises TypeError, ValueError: ``split`` cannot be part of a path, or ``step`` is no number."""
+    if not isinstance(split, str):
+        raise TypeError(f"split={split!r} must be a word, such as 'train' or 'val', not {type(split).__name__}.")
+    if not split.isprintable() or split in ("", ".", "..") or set(split) & set("/\\"):
+        raise ValueError(
+            f"split={split!r} cannot name a directory; give a word without slashes, such as 'train' or 'val'."
+        )
+    if not isinstance(step, SupportsIndex):
+        raise TypeError(f"step={step!r} must be a whole number, not {type(step).__name__}.")
+    return operator.index(step)
+
+
+def finite(row: Mapping[str, float]) -> dict[str, float]:
+    """As floats, without NaN and infinities."""
+    return {name: float(value) for name, value in row.items() if math.isfinite(value)}

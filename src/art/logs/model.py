@@ -7,34 +7,40 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import Token
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import Any, Generic, cast
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 from typing_extensions import TypeVar
 
 from art.backend import Backend, MetricSink
 from art.errors import ConflictError
-from art.logs import rows as log_rows
-from art.logs import steps as step_log
-from art.logs.files import deep_merge, dump_json, held_alone, locked, read_json, write_json, writing
-from art.logs.loggers import Logger, check_names, open_logger, wanted
+from art.logs.files import (
+    STATE,
+    TOTALS,
+    check_place,
+    deep_merge,
+    dump_json,
+    finite,
+    held_alone,
+    locked,
+    read_json,
+    write_json,
+    write_row,
+    writing,
+)
+from art.logs.loggers import Logger, WandbLogger, check_names, open_logger, wanted
+from art.logs.parquet import write_trajectory_groups_parquet
+from art.logs.rows import as_groups, build_row, check_content, prefix
 from art.metrics import MetricsBuilder
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.utils.output_dirs import get_output_dir_from_model_properties
-
-if TYPE_CHECKING:
-    from art.logs.loggers.wandb import WandbLogger
 
 ModelConfig = TypeVar("ModelConfig", bound=BaseModel | None, default=Any)
 StateType = TypeVar("StateType", bound=Mapping[str, Any], default=dict[str, Any])
 
 
 class LoggedModel(BaseModel, Generic[ModelConfig, StateType]):
-    """The fields of a model, and what it writes to ``{base_path}/{project}/models/{name}`` and to its loggers.
-
-    >>> isinstance(art.Model(name="baseline", project="games", inference_model_name="gpt-4.1"), LoggedModel)
-    True
-    """
+    """The fields of a model, and what it writes to ``{base_path}/{project}/models/{name}`` and to its loggers."""
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -76,17 +82,17 @@ class LoggedModel(BaseModel, Generic[ModelConfig, StateType]):
 
     def overwrite_state(self, state: StateType) -> None:
         """Replace ``state.json``."""
-        path = self._path("state.json")
+        path = self._path(STATE)
         with locked(path):
             write_json(path, state)
 
     def read_state(self) -> StateType | None:
         """Read ``state.json``; ``None`` if it does not exist."""
-        return cast(StateType | None, read_json(self._path("state.json")))
+        return cast(StateType | None, read_json(self._path(STATE)))
 
     def merge_state(self, state: StateType) -> StateType:
         """Merge into ``state.json``, nested dicts too, and return the result."""
-        path = self._path("state.json")
+        path = self._path(STATE)
         with locked(path):
             dump_json(path, state)  # raises for what cannot be stored, before anything is merged
             merged = deep_merge(read_json(path) or {}, state)
@@ -121,7 +127,7 @@ class LoggedModel(BaseModel, Generic[ModelConfig, StateType]):
         """The builder of a context; ``None``: of ``"train"``. Totals go on from ``state.json``."""
         if self._builder is None:
             self._builder = MetricsBuilder("train")
-            if (stored := (self.read_state() or cast(StateType, {})).get(step_log.TOTALS)) is not None:
+            if (stored := (self.read_state() or cast(StateType, {})).get(TOTALS)) is not None:
                 self._builder.load_state_dict(stored)
         return self._builder if cost_context is None else self._builder.for_cost_context(cost_context)
 
@@ -153,29 +159,32 @@ class LoggedModel(BaseModel, Generic[ModelConfig, StateType]):
         """
         if trajectories is None and metrics is None:
             return
-        groups = None if trajectories is None else log_rows.as_groups(trajectories)
+        groups = None if trajectories is None else as_groups(trajectories)
         given = dict(metrics or {})
-        log_rows.check_content(groups or [], given)
+        check_content(groups or [], given)
         if step is None:
             step = await self.get_step() if self.trainable else 0
-        step = step_log.check_place(split, step)
+        step = check_place(split, step)
         builder = self.metrics_builder("eval" if split in ("val", "test") else split)
         last = self._last_train_log, self._last_train_step
         try:
             with builder.kept_on_failure(), writing(f"Logging step {step} of model {self.name!r}", self._path()):
                 given = {**self._automatic_metrics(split, step, given), **given}
-                built = await step_log.build_row(builder, groups, split, given)
-                row = log_rows.prefix(built, split)
+                built = await build_row(builder, groups, split, given)
+                row = prefix(built, split)
                 if groups is not None:
-                    step_log.write_trajectories(self._path(), groups, split, step)
+                    path = self._path("trajectories", split, f"{step:04d}.parquet")
+                    write_trajectory_groups_parquet(groups, path)
                 written = row if row or groups is not None else None
-                step_log.write_row(self._path(), written, builder, step, self._stamps(step))
+                write_row(self._path(), written, builder.state_dict(), step, self._stamps(step))
         except BaseException:
             self._last_train_log, self._last_train_step = last
             raise
         if written is not None:
-            self._report_row(row, step)
-        await self._send_to_backend(row, split, step)
+            for kind in wanted(self.report_metrics):
+                self._logger(kind).log({**row, **self._stamps(step)}, step)
+        if row and isinstance(self._backend, MetricSink):
+            await self._backend.record_metrics(cast(Any, self), finite(row), split=split, step=step)
 
     def _automatic_metrics(self, split: str, step: int, given: Mapping[str, float]) -> dict[str, float]:
         """Wall time since the last training step was logged, and what the devices cost in it."""
@@ -189,10 +198,6 @@ class LoggedModel(BaseModel, Generic[ModelConfig, StateType]):
         if (hourly := backend.automatic_gpu_cost_per_hour_usd(cast(Any, self))) is not None:
             found["costs/gpu"] = wall_s * hourly / 3600
         return {key: value for key, value in found.items() if key not in given}
-
-    def _report_row(self, row: Mapping[str, float], step: int) -> None:
-        for kind in wanted(self.report_metrics):
-            self._logger(kind).log({**row, **self._stamps(step)}, step)
 
     def _stamps(self, step: int) -> dict[str, float]:
         return {"training_step": float(step), "time/wall_clock_sec": max(0.0, time.time() - self._created)}
@@ -210,17 +215,13 @@ class LoggedModel(BaseModel, Generic[ModelConfig, StateType]):
         """The model's W&B run; ``None`` without ``WANDB_API_KEY`` unless W&B is offline."""
         return self._wandb_logger().run()
 
-    def _wandb_logger(self) -> "WandbLogger":
-        return cast("WandbLogger", self._logger("wandb"))
+    def _wandb_logger(self) -> WandbLogger:
+        return cast(WandbLogger, self._logger("wandb"))
 
     def _logger(self, kind: str) -> Logger:
         if kind not in self._loggers:
             self._loggers[kind] = open_logger(kind, self.project, self.name, self._path())
         return self._loggers[kind]
-
-    async def _send_to_backend(self, row: Mapping[str, float], split: str, step: int) -> None:
-        if row and isinstance(self._backend, MetricSink):
-            await self._backend.record_metrics(cast(Any, self), log_rows.finite(row), split=split, step=step)
 
     def _path(self, *parts: str) -> Path:
         return Path(get_output_dir_from_model_properties(self.project, self.name, self.base_path), *parts)

@@ -41,8 +41,6 @@ def write_trajectory_groups_parquet(trajectory_groups: Iterable[TrajectoryGroup]
 
     Raises:
         OSError: The file could not be written; an older one is as before.
-
-    >>> write_trajectory_groups_parquet([art.TrajectoryGroup([art.Trajectory(reward=1.0)])], "groups.parquet")
     """
     pa, pq = _arrow()
     rows = [_as_unicode(row) for index, group in enumerate(trajectory_groups) for row in _group_rows(index, group)]

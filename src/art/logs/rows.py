@@ -2,21 +2,12 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, SupportsFloat, cast
 
 from pydantic import BaseModel
 
 from art.metrics import MetricsBuilder, is_builder_managed_metric
 from art.trajectories import Trajectory, TrajectoryGroup
-
-__all__ = [
-    "TRAIN_GRADIENT_STEPS_KEY",
-    "TrajectoryBatchSummary",
-    "build_data_metrics_from_summary",
-    "build_training_summary_metrics",
-    "summarize_trajectory_groups",
-]
 
 SECTIONS = ("reward", "loss", "offpolicy", "pipeline", "throughput", "costs", "time", "data")
 SPLITS = ("train", "val", "test")
@@ -26,25 +17,6 @@ TRAIN_GRADIENT_STEPS_KEY = "data/step_num_gradient_steps"
 """Optimiser steps of a training call. A count, not a mean: all samples of one call must agree on it."""
 
 _SAME_REWARD = 1e-12
-
-
-@dataclass(frozen=True)
-class TrajectoryBatchSummary:
-    """What was submitted to one training step.
-
-    >>> group = art.TrajectoryGroup([art.Trajectory(reward=1.0), art.Trajectory(reward=0.0)])
-    >>> summarize_trajectory_groups([group]).num_groups_trainable
-    1
-    """
-
-    num_scenarios: int
-    num_trajectories: int
-    """Finished and failed ones."""
-    num_groups_submitted: int
-    num_groups_trainable: int
-    """Groups with more than one trajectory and more than one reward."""
-    scenario_ids: list[str]
-    """Unique, in order of appearance."""
 
 
 def is_trainable(group: TrajectoryGroup) -> bool:
@@ -61,53 +33,43 @@ def scenario_id_of(group: TrajectoryGroup) -> str | None:
     return None
 
 
-def summarize_trajectory_groups(groups: Iterable[TrajectoryGroup]) -> TrajectoryBatchSummary:
-    """Count what a batch of groups holds.
+def count_groups(groups: Sequence[TrajectoryGroup], *, trainable: bool) -> dict[str, float]:
+    """How much a batch holds, by the logged names.
 
-    >>> group = art.TrajectoryGroup([art.Trajectory()], metadata={"scenario_id": "a"})
-    >>> summarize_trajectory_groups([group]).scenario_ids
-    ['a']
+    Args:
+        trainable: Count the groups with a learning signal, too.
     """
-    batch = list(groups)
-    ids = [found for group in batch if (found := scenario_id_of(group)) is not None]
-    return TrajectoryBatchSummary(
-        num_scenarios=len(batch),
-        num_trajectories=sum(len(group.trajectories) + len(group.exceptions) for group in batch),
-        num_groups_submitted=len(batch),
-        num_groups_trainable=sum(map(is_trainable, batch)),
-        scenario_ids=list(dict.fromkeys(ids)),
-    )
-
-
-def build_data_metrics_from_summary(
-    summary: TrajectoryBatchSummary, *, include_trainable_groups: bool
-) -> dict[str, float]:
-    """The counts of a batch, by their logged names.
-
-    >>> summary = summarize_trajectory_groups([art.TrajectoryGroup([art.Trajectory()])])
-    >>> build_data_metrics_from_summary(summary, include_trainable_groups=False)["data/step_num_trajectories"]
-    1.0
-    """
-    metrics = {
-        "data/step_num_scenarios": float(summary.num_scenarios),
-        "data/step_num_trajectories": float(summary.num_trajectories),
-        "data/step_num_groups_submitted": float(summary.num_groups_submitted),
+    counts = {
+        "data/step_num_scenarios": len(groups),
+        "data/step_num_trajectories": sum(len(group.trajectories) + len(group.exceptions) for group in groups),
+        "data/step_num_groups_submitted": len(groups),
     }
-    if include_trainable_groups:
-        metrics["data/step_num_groups_trainable"] = float(summary.num_groups_trainable)
-    return metrics
+    if trainable:
+        counts["data/step_num_groups_trainable"] = sum(map(is_trainable, groups))
+    return {name: float(count) for name, count in counts.items()}
 
 
-def build_training_summary_metrics(
-    summary: TrajectoryBatchSummary, *, include_trainable_groups: bool = True
+async def build_row(
+    builder: MetricsBuilder, groups: Sequence[TrajectoryGroup] | None, split: str, given: Mapping[str, float]
 ) -> dict[str, float]:
-    """The same counts, for a training step.
+    """The row of a step: averages of trajectories and groups, the metrics that are given, and what was summed.
 
-    >>> summary = summarize_trajectory_groups([art.TrajectoryGroup([art.Trajectory()])])
-    >>> build_training_summary_metrics(summary)["data/step_num_groups_trainable"]
-    0.0
+    Raises:
+        ValueError: A metric's name cannot be used.
     """
-    return build_data_metrics_from_summary(summary, include_trainable_groups=include_trainable_groups)
+    row: dict[str, float] = {}
+    if groups is not None:
+        if split in SPLITS:
+            given = {**count_groups(groups, trainable=split == "train"), **given}
+            if ids := [found for group in groups if (found := scenario_id_of(group)) is not None]:
+                builder.add_data(scenario_ids=ids)
+        for group in groups:
+            _sum_managed(builder, group.metrics)
+            for trajectory in group.trajectories:
+                _sum_managed(builder, trajectory.metrics)
+        row = _average_groups(groups)
+    row |= _sum_managed(builder, given)
+    return row | await builder.flush()
 
 
 def as_groups(items: Iterable[TrajectoryGroup] | Iterable[Trajectory | BaseException]) -> list[TrajectoryGroup]:
@@ -165,7 +127,7 @@ def as_number(value: Any, what: str) -> float:
     raise TypeError(f"{what[0].upper()}{what[1:]} is {value!r} ({type(value).__name__}); it must be a number.")
 
 
-def average_groups(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
+def _average_groups(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
     """Means over trajectories and over groups, without the metrics that are summed."""
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     failures = sum(len(group.exceptions) for group in groups)
@@ -174,15 +136,15 @@ def average_groups(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
         row["reward"] = _mean([trajectory.reward for trajectory in trajectories])
     if total := len(trajectories) + failures:
         row["exception_rate"] = failures / total
-    row |= _means(trajectory.metrics for trajectory in trajectories)
-    group_means = _means(group.metrics for group in groups if group.trajectories)
+    row |= _means(map(_averaged, (trajectory.metrics for trajectory in trajectories)))
+    group_means = _means(map(_averaged, (group.metrics for group in groups if group.trajectories)))
     row |= {f"group_{name}": value for name, value in group_means.items()}
     spreads = [_std([t.reward for t in group.trajectories]) for group in groups if len(group.trajectories) > 1]
     row["reward_std_dev"] = _mean(spreads) if spreads else 0.0
     return row
 
 
-def sum_managed(builder: MetricsBuilder, metrics: Mapping[str, float]) -> dict[str, float]:
+def _sum_managed(builder: MetricsBuilder, metrics: Mapping[str, float]) -> dict[str, float]:
     """Hand the metrics that are summed to ``builder``; return the others.
 
     Raises:
@@ -199,14 +161,6 @@ def sum_managed(builder: MetricsBuilder, metrics: Mapping[str, float]) -> dict[s
     return others
 
 
-def default_data_metrics(summary: TrajectoryBatchSummary, split: str, given: Mapping[str, float]) -> dict[str, float]:
-    """The counts of what is logged, for the usual splits, where they are not given."""
-    if split not in SPLITS:
-        return {}
-    counts = build_data_metrics_from_summary(summary, include_trainable_groups=split == "train")
-    return {key: value for key, value in counts.items() if key not in given}
-
-
 def prefix(metrics: Mapping[str, float], split: str) -> dict[str, float]:
     """Full names: a key that begins with a section or a split stays, any other gets the split in front."""
     known = {*SECTIONS, *SPLITS} if split in SPLITS else set[str]()
@@ -215,17 +169,16 @@ def prefix(metrics: Mapping[str, float], split: str) -> dict[str, float]:
     }
 
 
-def finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """As floats, without NaN and infinities."""
-    return {key: float(value) for key, value in metrics.items() if math.isfinite(value)}
+def _averaged(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that are not summed."""
+    return {name: value for name, value in metrics.items() if not is_builder_managed_metric(name)}
 
 
 def _means(samples: Iterable[Mapping[str, float]]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for sample in samples:
         for name, value in sample.items():
-            if not is_builder_managed_metric(name):
-                values.setdefault(name, []).append(value)
+            values.setdefault(name, []).append(value)
     return {name: _mean(found) for name, found in values.items()}
 
 

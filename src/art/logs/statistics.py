@@ -12,11 +12,7 @@ _T_OF_FEW = {1: 12.706204736, 2: 4.302652730, 3: 3.182446305}
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its 95 % confidence interval; of a single value the bounds are infinite.
-
-    >>> Interval(value=0.5, low=0.4, high=0.6).value
-    0.5
-    """
+    """A mean and its 95 % confidence interval; of a single value the bounds are infinite."""
 
     value: float
     low: float

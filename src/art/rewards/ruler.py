@@ -49,11 +49,7 @@ Judge = Callable[[list[dict[str, Any]]], Awaitable[str]]
 
 
 class TrajectoryScore(BaseModel):
-    """The judge's word on one trajectory.
-
-    >>> TrajectoryScore(trajectory_id="1", explanation="polite", score=0.9).score
-    0.9
-    """
+    """The judge's word on one trajectory."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -63,11 +59,7 @@ class TrajectoryScore(BaseModel):
 
 
 class Response(BaseModel):
-    """What the judge answers.
-
-    >>> Response.model_validate_json('{"scores": []}').scores
-    []
-    """
+    """What the judge answers."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -17,10 +17,6 @@ def write_transcript(trajectory: Trajectory, width: int = 80) -> str:
 
     Args:
         width: Cells of a line.
-
-    >>> print(write_transcript(art.Trajectory(messages_and_choices=[{"role": "user", "content": "Hi."}])))
-    user
-      Hi.
     """
     conversations = [trajectory, *trajectory.additional_histories]
     shown = [_messages(one.messages_and_choices) for one in conversations]

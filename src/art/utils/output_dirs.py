@@ -10,63 +10,35 @@ if TYPE_CHECKING:
 
 
 def get_default_art_path() -> str:
-    """``.art`` in the root of the repository, or here if there is none.
-
-    >>> get_default_art_path()
-    './.art'
-    """
+    """``.art`` in the root of the repository, or here if there is none."""
     return os.path.join(get_repo_root_path(), ".art")  # noqa: PTH118
 
 
 def get_models_dir(project_name: str, art_path: str | None = None) -> str:
-    """Where a project's models are logged: ``{art_path}/{project}/models``.
-
-    >>> get_models_dir("games", ".art")
-    '.art/games/models'
-    """
+    """Where a project's models are logged: ``{art_path}/{project}/models``."""
     return os.path.join(art_path or get_default_art_path(), project_name, "models")  # noqa: PTH118
 
 
 def get_output_dir_from_model_properties(project: str, name: str, art_path: str | None = None) -> str:
-    """A model's directory: ``{art_path}/{project}/models/{name}``.
-
-    >>> get_output_dir_from_model_properties("games", "player", ".art")
-    '.art/games/models/player'
-    """
+    """A model's directory: ``{art_path}/{project}/models/{name}``."""
     return os.path.join(get_models_dir(project, art_path), name)  # noqa: PTH118
 
 
 def get_model_dir(model: "Model[Any, Any]", art_path: str | None = None) -> str:
-    """The directory of a model.
-
-    >>> get_model_dir(art.Model(name="player", project="games"), ".art")
-    '.art/games/models/player'
-    """
+    """The directory of a model."""
     return get_output_dir_from_model_properties(model.project, model.name, art_path)
 
 
 def get_step_checkpoint_dir(model_output_dir: str, step: int) -> str:
-    """The directory of a step's checkpoint, below that of the model.
-
-    >>> get_step_checkpoint_dir(".art/games/models/player", 7)
-    '.art/games/models/player/checkpoints/0007'
-    """
+    """The directory of a step's checkpoint, below that of the model."""
     return os.path.join(model_output_dir, "checkpoints", f"{step:04d}")  # noqa: PTH118
 
 
 def get_trajectories_dir(model_output_dir: str) -> str:
-    """The directory of the logged trajectories, below that of the model.
-
-    >>> get_trajectories_dir(".art/games/models/player")
-    '.art/games/models/player/trajectories'
-    """
+    """The directory of the logged trajectories, below that of the model."""
     return os.path.join(model_output_dir, "trajectories")  # noqa: PTH118
 
 
 def get_trajectories_split_dir(model_output_dir: str, split: str) -> str:
-    """The directory of one split's trajectories.
-
-    >>> get_trajectories_split_dir(".art/games/models/player", "val")
-    '.art/games/models/player/trajectories/val'
-    """
+    """The directory of one split's trajectories."""
     return os.path.join(get_trajectories_dir(model_output_dir), split)  # noqa: PTH118

@@ -4,17 +4,7 @@ from typing import Any
 
 
 def record_provenance(run: Any, provenance: str) -> None:
-    """Append to ``run.config["provenance"]``, unless it is the last entry already.
-
-    >>> class Config(dict):
-    ...     def update(self, values, allow_val_change):
-    ...         super().update(values)
-    >>> class Run:
-    ...     config = Config()
-    >>> record_provenance(Run, "games/player@3")
-    >>> Run.config
-    {'provenance': ['games/player@3']}
-    """
+    """Append to ``run.config["provenance"]``, unless it is the last entry already."""
     entries = list(run.config.get("provenance") or [])
     if not entries or entries[-1] != provenance:
         run.config.update({"provenance": [*entries, provenance]}, allow_val_change=True)

@@ -6,11 +6,19 @@ OpenAPI description.
 """
 
 from art.wire.base import Name
-from art.wire.checkpoints import Checkpoint, CheckpointList, PruneCheckpoints
 from art.wire.errors import ApiError, ApiErrorBody, ErrorCode
 from art.wire.jobs import TERMINAL_STATES, Job, JobEvent, JobKind, JobState
-from art.wire.metrics import MetricHistory, MetricRow
-from art.wire.models import LoraSpec, ModelInfo, ModelList, RegisterModel
+from art.wire.models import (
+    Checkpoint,
+    CheckpointList,
+    LoraSpec,
+    MetricHistory,
+    MetricRow,
+    ModelInfo,
+    ModelList,
+    PruneCheckpoints,
+    RegisterModel,
+)
 from art.wire.rollouts import (
     CreateRollout,
     RolloutInfo,

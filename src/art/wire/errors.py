@@ -1,14 +1,12 @@
 """The shape of an error answer of the control API."""
 
-from art.wire.base import Wire, WireEnum
+from enum import StrEnum
+
+from art.wire.base import Wire
 
 
-class ErrorCode(WireEnum):
-    """What went wrong, for programs. The message says it for people.
-
-    >>> ErrorCode("not_found") is ErrorCode.NOT_FOUND
-    True
-    """
+class ErrorCode(StrEnum):
+    """What went wrong, for programs. The message says it for people."""
 
     BAD_REQUEST = "bad_request"
     """A field has a wrong type or value; ``param`` names it."""
@@ -36,11 +34,7 @@ class ErrorCode(WireEnum):
 
 
 class ApiErrorBody(Wire):
-    """What went wrong, for programs and for people.
-
-    >>> ApiErrorBody(code=ErrorCode.BAD_REQUEST, message="Must be positive.", param="options.epsilon").param
-    'options.epsilon'
-    """
+    """What went wrong, for programs and for people."""
 
     code: ErrorCode
     message: str
@@ -50,10 +44,6 @@ class ApiErrorBody(Wire):
 
 
 class ApiError(Wire):
-    """The body of every error answer.
-
-    >>> ApiError.model_validate_json('{"error": {"code": "busy", "message": "Come back in 3 s."}}').error.code.value
-    'busy'
-    """
+    """The body of every error answer."""
 
     error: ApiErrorBody

@@ -1,28 +1,21 @@
 """Long work: started once, watched by anyone, resumable by event number."""
 
+from enum import StrEnum
 from typing import Any
 
-from art.wire.base import Wire, WireEnum
+from art.wire.base import Wire
 from art.wire.errors import ApiErrorBody
 
 
-class JobKind(WireEnum):
-    """What a job does.
-
-    >>> JobKind.SFT.value
-    'sft'
-    """
+class JobKind(StrEnum):
+    """What a job does."""
 
     TRAIN = "train"
     SFT = "sft"
 
 
-class JobState(WireEnum):
-    """Where a job stands.
-
-    >>> JobState.RUNNING in TERMINAL_STATES
-    False
-    """
+class JobState(StrEnum):
+    """Where a job stands."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -36,11 +29,7 @@ TERMINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.INTER
 
 
 class Job(Wire):
-    """Work that goes on after the request that began it.
-
-    >>> Job(id="job_1", kind=JobKind.TRAIN, state=JobState.QUEUED, project="p", model="m", created_at=0.0).result is None
-    True
-    """
+    """Work that goes on after the request that began it."""
 
     id: str
     kind: JobKind
@@ -56,11 +45,7 @@ class Job(Wire):
 
 
 class JobEvent(Wire):
-    """One server-sent event. Its ``id`` is ``seq``; a client resumes with the ``Last-Event-ID`` header.
-
-    >>> JobEvent(seq=1, type="progress", time=0.0, data={"phase": "training", "done": 5, "total": 10}).data["done"]
-    5
-    """
+    """One server-sent event. Its ``id`` is ``seq``; a client resumes with the ``Last-Event-ID`` header."""
 
     seq: int
     """1 for a job's first event, without gaps."""

@@ -1,18 +1,14 @@
-"""Registering models and describing them."""
+"""Models: registering and describing them, their checkpoints and their metrics."""
 
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 
-from art.wire.base import Name, Wire
+from art.wire.base import Name, Step, Wire
 
 
 class LoraSpec(Wire):
-    """The shape of the LoRA adapter that is trained (Hu et al. 2021, arXiv:2106.09685).
-
-    >>> LoraSpec(rank=8).alpha
-    32.0
-    """
+    """The shape of the LoRA adapter that is trained (Hu et al. 2021, arXiv:2106.09685)."""
 
     rank: int = Field(default=16, ge=1, le=512)
     alpha: float = Field(default=32.0, gt=0)
@@ -24,11 +20,7 @@ class LoraSpec(Wire):
 
 
 class RegisterModel(Wire):
-    """Make a model known to the service. Idempotent: the natural key is (project, name).
-
-    >>> RegisterModel(project="games", name="player", base_model="Qwen/Qwen3-0.6B").lora.rank
-    16
-    """
+    """Make a model known to the service. Idempotent: the natural key is (project, name)."""
 
     project: Name
     """A name is at most 128 letters, digits, ``.``, ``_`` and ``-``, and not dots alone."""
@@ -48,12 +40,7 @@ class RegisterModel(Wire):
 
 
 class ModelInfo(Wire):
-    """What the service knows about a model.
-
-    >>> info = await backend.get_model("examples", "learner")
-    >>> info.name, info.inference_name
-    ('learner', 'learner')
-    """
+    """What the service knows about a model."""
 
     id: str
     project: str
@@ -75,10 +62,45 @@ class ModelInfo(Wire):
 
 
 class ModelList(Wire):
-    """The models that the service serves.
-
-    >>> ModelList(models=[]).models
-    []
-    """
+    """The models that the service serves."""
 
     models: list[ModelInfo]
+
+
+class Checkpoint(Wire):
+    """One saved policy version."""
+
+    step: int
+    path: str
+    """Directory on the backend's machine; holds a PEFT adapter, or a whole model, that loads anywhere."""
+    created_at: float
+    size_bytes: int
+
+
+class CheckpointList(Wire):
+    """A model's saved policy versions, in order."""
+
+    checkpoints: list[Checkpoint]
+
+
+class PruneCheckpoints(Wire):
+    """Which checkpoints to keep; the others are deleted."""
+
+    keep: list[Step]
+    """Steps to keep. The latest step is kept in any case."""
+
+
+class MetricRow(Wire):
+    """Metrics of one step. The natural key is (step, split): sending a row again merges its metrics into the first."""
+
+    step: Step
+    split: str
+    metrics: dict[str, FiniteFloat]
+    recorded_at: float | None = None
+    """Unix time in seconds; set by the service when absent."""
+
+
+class MetricHistory(Wire):
+    """Rows of a model's metrics, in order."""
+
+    rows: list[MetricRow]

@@ -13,12 +13,7 @@ Conversation = list[dict[str, Any]]
 
 
 class PreferencePair(Wire):
-    """Two answers to the same task, of which one is better.
-
-    >>> better, worse = [{"role": "assistant", "content": "Gladly."}], [{"role": "assistant", "content": "No."}]
-    >>> PreferencePair(chosen=better, rejected=worse).group is None
-    True
-    """
+    """Two answers to the same task, of which one is better."""
 
     chosen: Conversation
     rejected: Conversation
@@ -27,11 +22,7 @@ class PreferencePair(Wire):
 
 
 class ScoredExample(Wire):
-    """One conversation and what it was worth, such as a user's thumb: 1 or 0.
-
-    >>> ScoredExample(messages=[{"role": "assistant", "content": "Gladly."}], score=1.0).score
-    1.0
-    """
+    """One conversation and what it was worth, such as a user's thumb: 1 or 0."""
 
     messages: Conversation
     score: float = Field(allow_inf_nan=False)
@@ -40,11 +31,7 @@ class ScoredExample(Wire):
 
 
 class TrainReward(Wire):
-    """Train a reward model and save it.
-
-    >>> TrainReward(base_model="Qwen/Qwen3-0.6B", output="/rewards/helpful").held_out
-    0.2
-    """
+    """Train a reward model and save it."""
 
     op: Literal["train"] = "train"
     base_model: str
@@ -65,22 +52,14 @@ class TrainReward(Wire):
 
 
 class LoadReward(Wire):
-    """Load a saved reward model.
-
-    >>> LoadReward(path="/rewards/helpful").op
-    'load'
-    """
+    """Load a saved reward model."""
 
     op: Literal["load"] = "load"
     path: str
 
 
 class ScoreConversations(Wire):
-    """Score conversations with the model that is loaded.
-
-    >>> ScoreConversations(conversations=[[{"role": "assistant", "content": "Gladly."}]]).op
-    'score'
-    """
+    """Score conversations with the model that is loaded."""
 
     op: Literal["score"] = "score"
     conversations: list[Conversation]
@@ -89,12 +68,7 @@ class ScoreConversations(Wire):
 
 
 class CalibrationBin(Wire):
-    """Held-out pairs by how sure the model was.
-
-    >>> sure = CalibrationBin(predicted=0.9, observed=0.85, count=40)
-    >>> round(sure.predicted - sure.observed, 2)
-    0.05
-    """
+    """Held-out pairs by how sure the model was."""
 
     predicted: float
     """Mean probability, from 0.5, that the answer the model prefers is the better one."""
@@ -104,11 +78,7 @@ class CalibrationBin(Wire):
 
 
 class RewardReport(Wire):
-    """How good a reward model is on pairs that it never saw.
-
-    >>> RewardReport.model_fields["accuracy_low"].is_required()
-    True
-    """
+    """How good a reward model is on pairs that it never saw."""
 
     trained_pairs: int
     calibration_pairs: int
@@ -132,32 +102,20 @@ class RewardReport(Wire):
 
 
 class RewardReady(Wire):
-    """The answer to ``train`` and ``load``.
-
-    >>> sorted(RewardReady.model_fields)
-    ['path', 'report']
-    """
+    """The answer to ``train`` and ``load``."""
 
     path: str
     report: RewardReport
 
 
 class Scores(Wire):
-    """The answer to ``score``: one calibrated score per conversation, in order.
-
-    >>> Scores(scores=[0.3, -1.2]).scores
-    [0.3, -1.2]
-    """
+    """The answer to ``score``: one calibrated score per conversation, in order."""
 
     scores: list[float]
 
 
 class RewardFailure(Wire):
-    """The answer when it could not be done.
-
-    >>> RewardFailure(error="There is no reward model at /rewards/helpful.").error
-    'There is no reward model at /rewards/helpful.'
-    """
+    """The answer when it could not be done."""
 
     error: str
     """What happened and what to do about it."""

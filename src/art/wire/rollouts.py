@@ -1,16 +1,13 @@
 """Rollouts: one run of an agent, its key, and the tokens that were captured under it."""
 
+from enum import StrEnum
 from typing import Any, Literal
 
-from art.wire.base import Name, Step, Wire, WireEnum
+from art.wire.base import Name, Step, Wire
 
 
-class RolloutKind(WireEnum):
-    """How model calls come to belong to a rollout.
-
-    >>> RolloutKind("keyed") is RolloutKind.KEYED
-    True
-    """
+class RolloutKind(StrEnum):
+    """How model calls come to belong to a rollout."""
 
     KEYED = "keyed"
     """Made on purpose by a client; has a key of its own."""
@@ -19,11 +16,7 @@ class RolloutKind(WireEnum):
 
 
 class CreateRollout(Wire):
-    """Begin a rollout under a key of its own.
-
-    >>> CreateRollout(project="games", model="player", step=2).model_dump()
-    {'project': 'games', 'model': 'player', 'step': 2, 'metadata': {}}
-    """
+    """Begin a rollout under a key of its own."""
 
     project: Name
     model: Name
@@ -34,13 +27,7 @@ class CreateRollout(Wire):
 
 
 class RolloutInfo(Wire):
-    """A rollout, how to reach it, and how many turns it has.
-
-    >>> async with model.rollout() as r:
-    ...     info = await backend.get_rollout(r.id)
-    >>> isinstance(info, RolloutInfo), info.turns
-    (True, 0)
-    """
+    """A rollout, how to reach it, and how many turns it has."""
 
     id: str
     api_key: str
@@ -62,9 +49,6 @@ class StructuredSpan(Wire):
     """Tokens of a row that were sampled under a structure: from what it allowed, not from the whole vocabulary.
 
     The trainer needs it to see the distribution that was sampled. ``start`` is where the completion began.
-
-    >>> StructuredSpan(start=4, stop=6, structured_outputs={"choice": ["yes", "no"]}, stop_token_ids=[2]).stop
-    6
     """
 
     start: int
@@ -76,13 +60,7 @@ class StructuredSpan(Wire):
 
 
 class TokenRow(Wire):
-    """One training row: the ids that the engine was fed and sampled, in order. All lists have one length, T.
-
-    >>> sampled, versions = [False, True], [-1, 3]
-    >>> row = TokenRow(token_ids=[5, 9], sampled=sampled, logprobs=[0, -0.5], policy_versions=versions, temperature=1)
-    >>> [token for token, trained in zip(row.token_ids, row.sampled) if trained]
-    [9]
-    """
+    """One training row: the ids that the engine was fed and sampled, in order. All lists have one length, T."""
 
     token_ids: list[int]
     sampled: list[bool]
@@ -99,16 +77,7 @@ class TokenRow(Wire):
 
 
 class RolloutRows(Wire):
-    """The captured tokens of a rollout, as training sees them.
-
-    >>> async with model.rollout() as r:
-    ...     _ = await r.openai_client().chat.completions.create(
-    ...         model=model.get_inference_name(), messages=[{"role": "user", "content": "Hi."}], max_tokens=4
-    ...     )
-    >>> rows = await backend.get_rollout_rows(r.id)
-    >>> sum(rows.rows[0].sampled) <= 4
-    True
-    """
+    """The captured tokens of a rollout, as training sees them."""
 
     rollout: str
     rows: list[TokenRow]
@@ -117,11 +86,7 @@ class RolloutRows(Wire):
 
 
 class TreeNode(Wire):
-    """The ids that one turn, or the messages between two turns, added to a rollout.
-
-    >>> TreeNode(id="n", parent=None, keep=0, messages=[], token_ids=[5, 9], sampled=False).policy_version is None
-    True
-    """
+    """The ids that one turn, or the messages between two turns, added to a rollout."""
 
     id: str
     parent: str | None
@@ -143,13 +108,7 @@ class TreeNode(Wire):
 
 
 class RolloutTree(RolloutInfo):
-    """A rollout and everything that was captured in it.
-
-    >>> async with model.rollout() as r:
-    ...     tree = await backend.get_rollout(r.id)
-    >>> tree.nodes
-    []
-    """
+    """A rollout and everything that was captured in it."""
 
     nodes: list[TreeNode] = []
     """In the order in which they were sampled, parents first."""

@@ -11,11 +11,7 @@ API_PREFIX = "/api/v1"
 
 
 class Version(Wire):
-    """The service's version and that of the protocol it speaks.
-
-    >>> Version(version="1.0", protocol=PROTOCOL_VERSION).version
-    '1.0'
-    """
+    """The service's version and that of the protocol it speaks."""
 
     version: str
     """The version of the backend package."""
@@ -24,11 +20,7 @@ class Version(Wire):
 
 
 class ProcessHealth(Wire):
-    """One child process of the service.
-
-    >>> ProcessHealth(name="trainer", pid=None, state="stopped").detail is None
-    True
-    """
+    """One child process of the service."""
 
     name: str
     """``engine`` or ``trainer``, followed by the base model that it holds."""
@@ -39,11 +31,7 @@ class ProcessHealth(Wire):
 
 
 class Health(Wire):
-    """Passive health: answering it costs the engine nothing.
-
-    >>> (await backend.get_health()).status
-    'ok'
-    """
+    """Passive health: answering it costs the engine nothing."""
 
     status: Literal["ok", "degraded"]
     uptime_s: float

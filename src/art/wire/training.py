@@ -1,22 +1,19 @@
 """Training: what is sent for one step, and what comes back."""
 
+from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from art.wire.base import Name, Step, Wire, WireEnum
+from art.wire.base import Name, Step, Wire
 from art.wire.rollouts import TokenRow
 
 USER_FUNCTION = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 """``package.module:function``"""
 
 
-class Algorithm(WireEnum):
-    """Named compositions of advantage, ratio level, surrogate and reduction.
-
-    >>> Algorithm("dapo") is TrainOptions().algorithm
-    True
-    """
+class Algorithm(StrEnum):
+    """Named compositions of advantage, ratio level, surrogate and reduction."""
 
     GRPO = "grpo"
     """Shao et al. 2024, arXiv:2402.03300: group-normalised advantage, symmetric clip, mean over each trajectory."""
@@ -34,36 +31,24 @@ class Algorithm(WireEnum):
     """Hu et al. 2025, arXiv:2501.03262: advantages are normalised over the batch instead of the group."""
 
 
-class Overlong(WireEnum):
-    """What happens to a trajectory with a row longer than the model's maximum sequence length.
-
-    >>> TrainOptions().overlong is Overlong.DROP
-    True
-    """
+class Overlong(StrEnum):
+    """What happens to a trajectory with a row longer than the model's maximum sequence length."""
 
     ERROR = "error"
     DROP = "drop"
     TRUNCATE = "truncate"
 
 
-class TrainerKind(WireEnum):
-    """Who computes the update. Either goes on from the other's checkpoints.
-
-    >>> TrainOptions(trainer="trl").trainer is TrainerKind.TRL
-    True
-    """
+class TrainerKind(StrEnum):
+    """Who computes the update. Either goes on from the other's checkpoints."""
 
     ART = "art"
     TRL = "trl"
     """TRL's ``GRPOTrainer``, fed with the captured rows; needs the extra ``trl``. Slower, and without some options."""
 
 
-class KlPlace(WireEnum):
-    """Where the distance to the reference acts.
-
-    >>> TrainOptions(kl_coef=0.01, kl_in="advantage").kl_in is KlPlace.ADVANTAGE
-    True
-    """
+class KlPlace(StrEnum):
+    """Where the distance to the reference acts."""
 
     LOSS = "loss"
     """The k3 estimate is a term of the loss."""
@@ -71,24 +56,16 @@ class KlPlace(WireEnum):
     """A token's advantage is lowered by its log-ratio to the reference, as far as that is above the update's mean."""
 
 
-class Schedule(WireEnum):
-    """How the learning rate goes on after the warm-up.
-
-    >>> TrainOptions(schedule="linear", total_steps=100).schedule is Schedule.LINEAR
-    True
-    """
+class Schedule(StrEnum):
+    """How the learning rate goes on after the warm-up."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
     COSINE = "cosine"
 
 
-class Optimizer(WireEnum):
-    """Which optimiser takes the step.
-
-    >>> TrainOptions().optimizer is Optimizer.ADAMW
-    True
-    """
+class Optimizer(StrEnum):
+    """Which optimiser takes the step."""
 
     ADAMW = "adamw"
     """Moments in float32."""
@@ -97,11 +74,7 @@ class Optimizer(WireEnum):
 
 
 class Conversation(Wire):
-    """Messages whose tokens were not captured here. The model's chat template turns them into tokens.
-
-    >>> Conversation(messages=[{"role": "assistant", "content": "Hi."}]).trained is None
-    True
-    """
+    """Messages whose tokens were not captured here. The model's chat template turns them into tokens."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
     """As the chat completions API takes them."""
@@ -115,9 +88,6 @@ class Example(Wire):
 
     They come from a rollout captured under a key, from single captured turns, from rows that travel with the request, or
     from conversations that were not captured at all.
-
-    >>> Example(turns=["turn_1", "turn_2"]).rollout is None
-    True
     """
 
     rollout: Name | None = None
@@ -130,33 +100,21 @@ class Example(Wire):
 
 
 class TrainTrajectory(Example):
-    """One scored run of the agent. Where no token of it can be found, its reward counts in its group all the same.
-
-    >>> TrainTrajectory(rollout="ro_1", reward=0.5).reward
-    0.5
-    """
+    """One scored run of the agent. Where no token of it can be found, its reward counts in its group all the same."""
 
     reward: FiniteFloat
     metrics: dict[str, float] = {}
 
 
 class TrainGroup(Wire):
-    """Trajectories of one scenario, compared with each other.
-
-    >>> TrainGroup(trajectories=[TrainTrajectory(rollout="ro_1", reward=0.5)], scenario="a").scenario
-    'a'
-    """
+    """Trajectories of one scenario, compared with each other."""
 
     trajectories: list[TrainTrajectory]
     scenario: str | None = None
 
 
 class TrainOptions(Wire):
-    """Options of one optimiser step. Defaults are the ones that we would use.
-
-    >>> TrainOptions(algorithm="gspo", learning_rate=1e-5).importance_cap
-    2.0
-    """
+    """Options of one optimiser step. Defaults are the ones that we would use."""
 
     trainer: TrainerKind = TrainerKind.ART
     algorithm: Algorithm = Algorithm.DAPO
@@ -213,11 +171,7 @@ class TrainOptions(Wire):
 
 
 class TrainRequest(Wire):
-    """One training step.
-
-    >>> TrainRequest(project="games", model="player", groups=[], idempotency_key="0123456789abcdef").options.epochs
-    1
-    """
+    """One training step."""
 
     project: Name
     model: Name
@@ -228,11 +182,7 @@ class TrainRequest(Wire):
 
 
 class SftOptions(Wire):
-    """Options of supervised fine-tuning.
-
-    >>> SftOptions(learning_rates=[1e-4, 5e-5]).batch_size
-    2
-    """
+    """Options of supervised fine-tuning."""
 
     learning_rates: list[Annotated[FiniteFloat, Field(ge=0)]] = Field(default=[5e-5], min_length=1)
     """One rate per batch, or a single one for all."""
@@ -252,10 +202,6 @@ class TrainSftRequest(Wire):
     """Supervised fine-tuning: batches of examples in the order given, and one new version at the end.
 
     What was captured is learned as it was sampled, at whatever settings.
-
-    >>> lesson = Example(conversations=[Conversation(messages=[{"role": "assistant", "content": "Hi."}])])
-    >>> TrainSftRequest(project="p", model="m", examples=[lesson], idempotency_key="0123456789abcdef").options.train_on
-    'assistant'
     """
 
     project: Name
@@ -267,11 +213,7 @@ class TrainSftRequest(Wire):
 
 
 class TrainProgress(Wire):
-    """Data of a ``progress`` event.
-
-    >>> TrainProgress(phase="training", done=512, total=2048).message is None
-    True
-    """
+    """Data of a ``progress`` event."""
 
     phase: Literal["holding", "preparing", "training", "saving", "publishing", "resuming"]
     done: int = 0
@@ -281,11 +223,7 @@ class TrainProgress(Wire):
 
 
 class TrainResult(Wire):
-    """Data of a train job that succeeded.
-
-    >>> TrainResult(step=4, trained=False, reason="all rewards are equal", metrics={}).checkpoint is None
-    True
-    """
+    """Data of a train job that succeeded."""
 
     step: int
     """The policy version that is served now. Every train call advances it by one."""
