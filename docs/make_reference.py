@@ -36,8 +36,8 @@ PAGES: dict[str, tuple[str, list[str]]] = {
             "art.loop.preflight",
             "art.loop.advice",
             "art.types",
-            "art.train_options",
-            "art.model_spec",
+            "art.backend.options",
+            "art.backend.registration",
             "art.pipeline_trainer.trainer",
         ],
     ),
@@ -45,7 +45,7 @@ PAGES: dict[str, tuple[str, list[str]]] = {
         "Measured trainings",
         ["art.experiment.run", "art.experiment.commands", "art.experiment.comparison", "art.experiment.results"],
     ),
-    "backends": ("Backends", ["art.backend", "art.local.backend", "art.remote", "art.service_calls"]),
+    "backends": ("Backends", ["art.backend", "art.local.backend", "art.backend.remote", "art.backend.service"]),
     "rewards": ("Rewards", ["art.rewards.ruler", "art.rewards.reward_model", "art.wire.rewards"]),
     "metrics": (
         "Metrics, costs, loggers, evaluation",
@@ -67,6 +67,7 @@ PAGES: dict[str, tuple[str, list[str]]] = {
                 for path in (ROOT / "src/art/utils").rglob("*.py")
                 if path.name != "__init__.py"
             ),
+            "art.logs.directories",
             "art.logs.parquet",
             "art.openai",
             "art.guided_completion",

@@ -8,12 +8,12 @@ if TYPE_CHECKING:
     from art import compat, dev
     from art.auto_trajectory import auto_trajectory, capture_auto_trajectory
     from art.backend import Backend
+    from art.backend.remote import RemoteBackend
     from art.capture.scopes import current_trajectory, no_capture, trajectory, trajectory_group
     from art.gather import gather_trajectories, gather_trajectory_groups
     from art.local import LocalBackend
     from art.loop import Preflight, TrainingRun, preflight, train
     from art.model import Model, TrainableModel
-    from art.remote import RemoteBackend
     from art.rollouts.batches import trajectory_group_batches
     from art.rollouts.rollout import Rollout
     from art.run_sync import run_sync
@@ -39,7 +39,7 @@ _HOME = {
     "MessagesAndChoices": "art.types",
     "Model": "art.model",
     "Preflight": "art.loop",
-    "RemoteBackend": "art.remote",
+    "RemoteBackend": "art.backend.remote",
     "Rollout": "art.rollouts.rollout",
     "Tools": "art.types",
     "TrainConfig": "art.types",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
     from art import dev
-    from art.model_spec import InternalModelConfig
+    from art.backend.registration import InternalModelConfig
 
 
 class Model(LoggedModel[ModelConfig, StateType], Generic[ModelConfig, StateType]):

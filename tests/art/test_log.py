@@ -10,9 +10,9 @@ import polars
 import pytest
 
 import art
+from art.logs import directories as output_dirs
 from art.logs.parquet import read_trajectory_groups_parquet
 from art.metrics import MetricsBuilder
-from art.utils import output_dirs
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import pytest
 from pydantic import BaseModel
 
 import art
+from art.backend.options import build_options, build_sft_options
 from art.pipeline_trainer import PipelineTrainer
-from art.train_options import build_options, build_sft_options
 from art.types import (
     LocalTrainResult,
     MessagesAndChoices,

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from art import starting
+from art.backend import starting
+from art.backend.starting import StartReport
 from art.errors import BackendUnreachableError
-from art.starting import StartReport
 from art.wire import Health, ProcessHealth
 
 

@@ -2,8 +2,8 @@ import warnings
 
 import pytest
 
+from art.backend.options import build_options
 from art.compat import training
-from art.train_options import build_options
 from art.wire import Algorithm, KlPlace, TrainOptions
 
 

@@ -18,6 +18,7 @@ from openai.types.chat.chat_completion import Choice
 from openai.types.responses import Response
 from pydantic import BaseModel
 
+from art.backend.control import is_loopback
 from art.capture.streams import (
     assemble_chat,
     assemble_completion,
@@ -25,7 +26,6 @@ from art.capture.streams import (
     assemble_response,
     read_events,
 )
-from art.control import is_loopback
 from art.trajectories import History, Trajectory, active_trajectory, get_messages
 from art.types import Exchange, ExchangeRequest
 

@@ -9,7 +9,7 @@ import typer
 from art.cli.targets import BackendOption, KeyOption, PathOption, fail, open_backend, run_or_explain, split_model
 
 if TYPE_CHECKING:
-    from art.remote import RemoteBackend
+    from art.backend.remote import RemoteBackend
 
 
 def delete(

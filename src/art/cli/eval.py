@@ -24,10 +24,10 @@ from art.cli.targets import (
 )
 
 if TYPE_CHECKING:
+    from art.backend.remote import RemoteBackend
     from art.evaluation import Evaluation
     from art.logs.statistics import Interval
     from art.model import Model
-    from art.remote import RemoteBackend
 
 
 def evaluate_models(

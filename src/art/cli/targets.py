@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from art.remote import RemoteBackend
+    from art.backend.remote import RemoteBackend
 
 RolloutArgument = Annotated[
     str, typer.Argument(metavar="MODULE:ROLLOUT", help="The function that runs the agent once.")

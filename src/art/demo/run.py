@@ -22,11 +22,11 @@ from art.experiment.comparison import Score, compare, summarise
 from art.experiment.report import plot
 from art.experiment.results import Player, Results
 from art.experiment.run import INTERRUPTED, Run, training_seeds
+from art.logs.directories import get_model_dir, get_trajectories_split_dir
 from art.logs.parquet import read_trajectory_groups_parquet
 from art.logs.statistics import Interval
 from art.terminal import art_command, break_lines, sparkline
 from art.trajectories import Trajectory
-from art.utils.output_dirs import get_model_dir, get_trajectories_split_dir
 
 SHARES = ("win", "illegal")
 """Metrics that are drawn beside the reward."""

@@ -2,9 +2,15 @@
 
 from typing import Any
 
-from art.model_spec import InitArgs, InternalModelConfig, PeftArgs, is_dedicated_mode, validate_dedicated_config
-from art.train_options import SftKeywords as TrainSFTConfig
-from art.train_options import TrainKeywords as TrainConfig
+from art.backend.options import SftKeywords as TrainSFTConfig
+from art.backend.options import TrainKeywords as TrainConfig
+from art.backend.registration import (
+    InitArgs,
+    InternalModelConfig,
+    PeftArgs,
+    is_dedicated_mode,
+    validate_dedicated_config,
+)
 
 EngineArgs = TrainerArgs = ServerArgs = OpenAIServerConfig = dict[str, Any]
 

@@ -15,11 +15,11 @@ from art.evaluation import evaluate
 from art.experiment.results import Player, Results, StepReward
 from art.experiment.run import Run
 from art.gather import progress_bar
+from art.logs.directories import get_model_dir
 from art.logs.files import read_history
 from art.logs.statistics import Interval, interval, share_interval
 from art.model import TrainableModel
 from art.trajectories import Trajectory
-from art.utils.output_dirs import get_model_dir
 
 __all__ = ["Score", "compare"]
 

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from art.backend.remote import RemoteBackend
 from art.errors import ARTError
 from art.evaluation import evaluate
 from art.local.backend import LocalBackend
 from art.logs.files import read_json, write_json
 from art.loop.rollouts import RolloutFn
 from art.model import TrainableModel
-from art.remote import RemoteBackend
 from art.trajectories import Trajectory
 from art.types import TrainSFTConfig
 

@@ -12,15 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from art.backend import AnyModel, AnyTrainableModel
-from art.control import ControlClient
+from art.backend.control import ControlClient
+from art.backend.registration import check_names, is_dedicated_mode, validate_dedicated_config
+from art.backend.remote import RemoteBackend
 from art.errors import BackendError, ConflictError, NotFoundError
 from art.local.service import ServiceProcess
+from art.logs.directories import (
+    get_default_art_path,
+    get_model_step,
+    get_output_dir_from_model_properties,
+    get_step_checkpoint_dir,
+)
 from art.logs.files import write_json
-from art.model_spec import check_names, is_dedicated_mode, validate_dedicated_config
-from art.remote import RemoteBackend
 from art.terminal import say
-from art.utils.get_model_step import get_model_step
-from art.utils.output_dirs import get_default_art_path, get_output_dir_from_model_properties, get_step_checkpoint_dir
 from art.wire import ModelInfo
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing_extensions import TypeVar
 
 from art.backend import Backend, MetricSink
 from art.errors import ConflictError
+from art.logs.directories import get_output_dir_from_model_properties
 from art.logs.files import (
     STATE,
     TOTALS,
@@ -33,7 +34,6 @@ from art.logs.parquet import write_trajectory_groups_parquet
 from art.logs.rows import as_groups, build_row, check_content, prefix
 from art.metrics import MetricsBuilder
 from art.trajectories import Trajectory, TrajectoryGroup
-from art.utils.output_dirs import get_output_dir_from_model_properties
 
 ModelConfig = TypeVar("ModelConfig", bound=BaseModel | None, default=Any)
 StateType = TypeVar("StateType", bound=Mapping[str, Any], default=dict[str, Any])

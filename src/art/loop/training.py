@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 from art.backend import AnyTrainableModel, Backend
 from art.errors import ConflictError, TrainerFailedError
+from art.logs.directories import get_model_dir
 from art.logs.files import read_history
 from art.loop.cursor import ScenarioCursor
 from art.loop.groups import Counts, GroupsInFlight, age_of
@@ -20,7 +21,6 @@ from art.rollouts.failures import is_service_failure
 from art.terminal import say
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import TrainResult
-from art.utils.output_dirs import get_model_dir
 
 T = TypeVar("T")
 

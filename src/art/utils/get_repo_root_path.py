@@ -1,13 +1,5 @@
-"""Finding the repository that the current directory belongs to."""
+"""An older path of ``art.logs.directories``."""
 
-from pathlib import Path
+from art.logs.directories import get_repo_root_path
 
-
-def get_repo_root_path() -> str:
-    """The nearest directory upwards that holds ``.git``, else ``"."``.
-
-    >>> get_repo_root_path()  # outside of any repository
-    '.'
-    """
-    here = Path.cwd()
-    return next((str(directory) for directory in (here, *here.parents) if (directory / ".git").exists()), ".")
+__all__ = ["get_repo_root_path"]

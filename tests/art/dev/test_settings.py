@@ -3,8 +3,8 @@ import typing
 import pytest
 
 import art
+from art.backend.registration import build_registration
 from art.dev import is_dedicated_mode, validate_dedicated_config
-from art.model_spec import build_registration
 
 APART = {"trainer_gpu_ids": [0, 1], "inference_gpu_ids": [2]}
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from art.errors import MissingExtraError
+from art.logs.directories import get_default_art_path, get_models_dir
 from art.logs.parquet import read_trajectory_groups_parquet
 from art.trajectories import Trajectory, TrajectoryGroup
-from art.utils.output_dirs import get_default_art_path, get_models_dir
 
 __all__ = ["load_trajectories"]
 

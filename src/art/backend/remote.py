@@ -10,19 +10,19 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from art.backend import AnyModel, AnyTrainableModel
-from art.control import ControlClient, path_of
+from art.backend.control import ControlClient, path_of
+from art.backend.options import SftKeywords, TrainKeywords, build_options, build_sft_options
+from art.backend.registration import build_registration
+from art.backend.service import ServiceCalls
+from art.backend.starting import StartReport
 from art.errors import BackendError, JobInterruptedError, NotFoundError, from_api_error
 from art.logs.rows import (
     TRAIN_GRADIENT_STEPS_KEY,
     count_groups,
 )
-from art.model_spec import build_registration
 from art.rollouts.failures import remember_service
 from art.rollouts.references import build_examples, build_train_groups, check_kind
-from art.service_calls import ServiceCalls
-from art.starting import StartReport
 from art.terminal import say, show_training
-from art.train_options import SftKeywords, TrainKeywords, build_options, build_sft_options
 from art.trajectories import Trajectory, TrajectoryGroup
 from art.types import TrainResult, TrainSFTConfig
 from art.wire import (

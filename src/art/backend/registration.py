@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any, TypedDict
 
 from art.backend import AnyTrainableModel
-from art.train_options import validate
+from art.backend.options import validate
 from art.wire import RegisterModel
 
 _PEFT_NAMES = {"r": "rank", "lora_alpha": "alpha", "target_modules": "target_modules", "random_state": "seed"}

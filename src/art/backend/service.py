@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from art.backend import AnyTrainableModel, EngineWatch, MetricSink, RolloutSource
-from art.control import ControlClient, path_of
+from art.backend.control import ControlClient, path_of
 from art.errors import BackendError
 from art.terminal import say
 from art.wire import (
