@@ -31,7 +31,7 @@ from art_backend.models.base import find_base_model
 from art_backend.models.origins import begin, withdraw
 from art_backend.orchestrator import StepRunner
 from art_backend.planning.architecture import check_proven
-from art_backend.planning.check import check_training
+from art_backend.planning.verdict import check_training
 from art_backend.serving.devices import Device, find_usable_devices
 from art_backend.serving.engines import Engines
 from art_backend.serving.model_directory import ServedModels

@@ -9,9 +9,9 @@ import typer
 
 import art
 from art.cli import app
+from art_backend.planning.__main__ import documented_table
 from art_backend.planning.architecture import KNOWN
 from art_backend.planning.memory import GIB, Wanted, plan
-from art_backend.planning.table import documented_table
 from art_backend.serving.placement import Placement, parse_device_list
 
 PAGE = (Path(__file__).parents[2] / "docs/gpu.md").read_text()
@@ -25,7 +25,7 @@ COMMANDS = [
 
 def test_the_table_is_the_planners():
     (shown,) = re.findall(r"<!-- memory table -->\n(.*?)\n<!-- end of the table -->", PAGE, re.DOTALL)
-    assert shown == documented_table(), "write it anew: python -m art_backend.planning.table"
+    assert shown == documented_table(), "print(art_backend.planning.__main__.documented_table()) has the table"
 
 
 def test_one_cell_by_hand():

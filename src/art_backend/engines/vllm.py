@@ -21,19 +21,13 @@ from art_backend.engines.vllm_client import VllmClient
 from art_backend.engines.zero_adapter import write_zero_adapter
 from art_backend.errors import BadRequestError
 from art_backend.models.compute import choose_dtype
+from art_backend.planning.memory import GPU_MEMORY_SHARE, VERSIONS_IN_A_BATCH
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that ``--max-lora-rank`` takes."""
 
-VERSIONS_IN_A_BATCH = 2
-"""Adapters that are computed in one step (``--max-loras``): the version that rollouts use, and the one before it, which
-requests in flight and evaluations may still use. More wait their turn, in CPU memory (``--max-cpu-loras``)."""
-
 BARE_NAME = "art-base-without-adapter"
 """On a CPU, the name of the base model as such, which nobody asks for (see ``zero_adapter``)."""
-
-GPU_MEMORY_SHARE = 0.9
-"""Of the device's memory, for weights and KV cache while the engine is awake."""
 
 CPU_BLOCK = 32
 """Tokens of a block of the KV cache on a CPU, the fewest that its kernels like. Of a prompt that was seen before, all but the last

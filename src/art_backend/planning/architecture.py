@@ -1,11 +1,14 @@
 """A model by the numbers of its ``config.json``: how many parameters it has, and where."""
 
+import contextlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
 
 from art_backend.errors import BadRequestError, ModelNotAvailableError
 from art_backend.models.base import default_cache
@@ -73,10 +76,10 @@ class Architecture:
     kv_heads: int
     head_dim: int
     vocabulary: int
-    tied: bool
-    """Whether the output head is the embedding."""
     context: int
     """Longest sequence that it was made for, in tokens."""
+    tied: bool = False
+    """Whether the output head is the embedding."""
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -111,7 +114,7 @@ class Architecture:
         embeddings = self.vocabulary * self.hidden * (1 if self.tied else 2)
         return self.layers * layer + embeddings + self.hidden
 
-    def lora_parameters(self, rank: int, target_modules: list[str] | None = None) -> int:
+    def lora_parameters(self, rank: int, target_modules: Collection[str] | None = None) -> int:
         """Parameters of an adapter: A [r, in] and B [out, r] of each layer (Hu et al. 2021, arXiv:2106.09685).
 
         Args:
@@ -124,89 +127,62 @@ class Architecture:
         chosen = [shapes[name] for name in shapes if target_modules is None or name in target_modules]
         if not chosen:
             raise BadRequestError(
-                f"lora.target_modules: none of {target_modules} is one of {sorted(shapes)}.",
+                f"lora.target_modules: none of {list(target_modules or ())} is one of {sorted(shapes)}.",
                 param="lora.target_modules",
             )
         return self.layers * rank * sum(inputs + outputs for inputs, outputs in chosen)
 
 
-def _known(
-    name: str,
-    layers: int,
-    hidden: int,
-    intermediate: int,
-    heads: tuple[int, int, int],
-    vocabulary: int,
-    context: int,
-    *,
-    tied: bool = False,
-    qkv_bias: bool = False,
-    head_norms: bool = False,
-) -> Architecture:
-    return Architecture(
-        name,
-        layers,
-        hidden,
-        intermediate,
-        *heads,
-        vocabulary,
-        tied,
-        context,
-        qkv_bias=qkv_bias,
-        head_norms=head_norms,
-    )
-
-
 KNOWN = {
     known.name: known
     for known in (
-        _known("Qwen2.5-0.5B", 24, 896, 4864, (14, 2, 64), 151_936, 32_768, tied=True, qkv_bias=True),
-        _known("Qwen2.5-1.5B", 28, 1536, 8960, (12, 2, 128), 151_936, 32_768, tied=True, qkv_bias=True),
-        _known("Qwen2.5-3B", 36, 2048, 11_008, (16, 2, 128), 151_936, 32_768, tied=True, qkv_bias=True),
-        _known("Qwen2.5-7B", 28, 3584, 18_944, (28, 4, 128), 152_064, 32_768, qkv_bias=True),
-        _known("Qwen2.5-14B", 48, 5120, 13_824, (40, 8, 128), 152_064, 32_768, qkv_bias=True),
-        _known("Qwen2.5-32B", 64, 5120, 27_648, (40, 8, 128), 152_064, 32_768, qkv_bias=True),
-        _known("Qwen2.5-72B", 80, 8192, 29_568, (64, 8, 128), 152_064, 32_768, qkv_bias=True),
-        _known("Qwen3-0.6B", 28, 1024, 3072, (16, 8, 128), 151_936, 40_960, tied=True, head_norms=True),
-        _known("Qwen3-1.7B", 28, 2048, 6144, (16, 8, 128), 151_936, 40_960, tied=True, head_norms=True),
-        _known("Qwen3-4B", 36, 2560, 9728, (32, 8, 128), 151_936, 40_960, tied=True, head_norms=True),
-        _known("Qwen3-8B", 36, 4096, 12_288, (32, 8, 128), 151_936, 40_960, head_norms=True),
-        _known("Qwen3-14B", 40, 5120, 17_408, (40, 8, 128), 151_936, 40_960, head_norms=True),
-        _known("Qwen3-32B", 64, 5120, 25_600, (64, 8, 128), 151_936, 40_960, head_norms=True),
-        _known("Llama-3.2-1B", 16, 2048, 8192, (32, 8, 64), 128_256, 131_072, tied=True),
-        _known("Llama-3.2-3B", 28, 3072, 8192, (24, 8, 128), 128_256, 131_072, tied=True),
-        _known("Llama-3.1-8B", 32, 4096, 14_336, (32, 8, 128), 128_256, 131_072),
-        _known("SmolLM2-135M", 30, 576, 1536, (9, 3, 64), 49_152, 8192, tied=True),
-        _known("SmolLM2-360M", 32, 960, 2560, (15, 5, 64), 49_152, 8192, tied=True),
-        _known("SmolLM2-1.7B", 24, 2048, 8192, (32, 32, 64), 49_152, 8192, tied=True),
+        Architecture("Qwen2.5-0.5B", 24, 896, 4864, 14, 2, 64, 151_936, 32_768, tied=True, qkv_bias=True),
+        Architecture("Qwen2.5-1.5B", 28, 1536, 8960, 12, 2, 128, 151_936, 32_768, tied=True, qkv_bias=True),
+        Architecture("Qwen2.5-3B", 36, 2048, 11_008, 16, 2, 128, 151_936, 32_768, tied=True, qkv_bias=True),
+        Architecture("Qwen2.5-7B", 28, 3584, 18_944, 28, 4, 128, 152_064, 32_768, qkv_bias=True),
+        Architecture("Qwen2.5-14B", 48, 5120, 13_824, 40, 8, 128, 152_064, 32_768, qkv_bias=True),
+        Architecture("Qwen2.5-32B", 64, 5120, 27_648, 40, 8, 128, 152_064, 32_768, qkv_bias=True),
+        Architecture("Qwen2.5-72B", 80, 8192, 29_568, 64, 8, 128, 152_064, 32_768, qkv_bias=True),
+        Architecture("Qwen3-0.6B", 28, 1024, 3072, 16, 8, 128, 151_936, 40_960, tied=True, head_norms=True),
+        Architecture("Qwen3-1.7B", 28, 2048, 6144, 16, 8, 128, 151_936, 40_960, tied=True, head_norms=True),
+        Architecture("Qwen3-4B", 36, 2560, 9728, 32, 8, 128, 151_936, 40_960, tied=True, head_norms=True),
+        Architecture("Qwen3-8B", 36, 4096, 12_288, 32, 8, 128, 151_936, 40_960, head_norms=True),
+        Architecture("Qwen3-14B", 40, 5120, 17_408, 40, 8, 128, 151_936, 40_960, head_norms=True),
+        Architecture("Qwen3-32B", 64, 5120, 25_600, 64, 8, 128, 151_936, 40_960, head_norms=True),
+        Architecture("Llama-3.2-1B", 16, 2048, 8192, 32, 8, 64, 128_256, 131_072, tied=True),
+        Architecture("Llama-3.2-3B", 28, 3072, 8192, 24, 8, 128, 128_256, 131_072, tied=True),
+        Architecture("Llama-3.1-8B", 32, 4096, 14_336, 32, 8, 128, 128_256, 131_072),
+        Architecture("SmolLM2-135M", 30, 576, 1536, 9, 3, 64, 49_152, 8192, tied=True),
+        Architecture("SmolLM2-360M", 32, 960, 2560, 15, 5, 64, 49_152, 8192, tied=True),
+        Architecture("SmolLM2-1.7B", 24, 2048, 8192, 32, 32, 64, 49_152, 8192, tied=True),
     )
 }
-"""Models that are planned without a file of theirs, by the last part of their hub id without ``-Instruct``."""
+"""Models that are planned without their files, by the last part of their hub id without ``-Instruct``."""
 
 
 def read_architecture(name: str, *, cache: Path | None = None) -> Architecture:
-    """Find a model's numbers: in a local directory, in a cache, or among those that are known.
+    """Find a model's numbers: in a local directory, in a cache, or among the known ones.
 
     Args:
         name: A local directory, a hub id, or the last part of a known model's hub id.
         cache: Where prepared models are kept; ``None`` means ``default_cache()``.
 
     Raises:
-        BadRequestError: Nothing is known of the model, or it is of a kind that is not planned.
+        BadRequestError: The model is unknown, or of a kind that is not planned.
     """
-    local = Path(name).expanduser()
     prepared = (cache or default_cache()) / "models" / name.replace("/", "--")
-    for directory in (local, prepared):
-        if (directory / "config.json").is_file():
-            return parse_config(json.loads((directory / "config.json").read_text()), name)
-    if (cached := _from_hub_cache(name)) is not None:
-        return parse_config(json.loads(cached.read_text()), name)
+    places = [Path(name).expanduser() / "config.json", prepared / "config.json"]
+    with contextlib.suppress(HFValidationError):
+        places += [Path(found) for found in [try_to_load_from_cache(name, "config.json")] if isinstance(found, str)]
+    for file in places:
+        if file.is_file():
+            return parse_config(json.loads(file.read_text()), name)
     short = name.rsplit("/", 1)[-1].removesuffix("-Instruct").removesuffix("-Base")
     if short in KNOWN:
         return replace(KNOWN[short], name=name)
     raise BadRequestError(
-        f"model: there is no config.json of {name!r} here, and it is none of {', '.join(KNOWN)}. Give the path of its "
-        f"directory, or fetch the file: hf download {name} config.json",
+        f"model: found no config.json of {name!r} here, and the planner knows only {', '.join(KNOWN)} without one. Give the path of "
+        f"the model's directory, or fetch the file: hf download {name} config.json",
         param="model",
     )
 
@@ -240,14 +216,3 @@ def parse_config(config: dict[str, Any], name: str) -> Architecture:
         mlp_bias=bool(config.get("mlp_bias", False)),
         head_norms=kind == "qwen3",
     )
-
-
-def _from_hub_cache(name: str) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:
-        return None
-    return Path(found) if isinstance(found, str) else None

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from art.wire import Optimizer
-from art_backend.engines.vllm import GPU_MEMORY_SHARE, VERSIONS_IN_A_BATCH
 from art_backend.planning.architecture import Architecture
 
 Placement = Literal["colocated", "dedicated"]
@@ -26,6 +25,13 @@ PROCESS_BYTES = round(0.6 * GIB)
 
 GRAPH_BYTES = round(0.9 * GIB)
 """CUDA graphs and communication buffers of vLLM; they stay while it sleeps."""
+
+GPU_MEMORY_SHARE = 0.9
+"""Of the device's memory, for vLLM's weights and KV cache while it is awake (``--gpu-memory-utilization``)."""
+
+VERSIONS_IN_A_BATCH = 2
+"""Adapters that vLLM computes in one step (``--max-loras``): the version that rollouts use, and the one before it, which
+requests in flight and evaluations may still use. More wait their turn, in CPU memory (``--max-cpu-loras``)."""
 
 LOGIT_BYTES = 320 * 2**20
 """Chunks of the trainer's logits and kept probabilities (``training.logits``: four of 48 MiB, and 128 MiB)."""
@@ -131,12 +137,16 @@ class MemoryPlan:
         """Whether training fits by so little that fragmentation may break it."""
         return self.fits and self.training > self.wanted.device_bytes * (1 - SPARE_SHARE)
 
+    @property
+    def fits_well(self) -> bool:
+        return self.fits and not self.tight
+
 
 def plan(wanted: Wanted) -> MemoryPlan:
     """Add up what is in memory during rollouts and during training."""
     a, away = wanted.architecture, wanted.placement == "colocated"
     weights = a.parameters() * COMPUTE_BYTES
-    trained = a.parameters() if wanted.full else a.lora_parameters(wanted.lora_rank, _modules(wanted))
+    trained = a.parameters() if wanted.full else a.lora_parameters(wanted.lora_rank, wanted.target_modules)
     adapters = 0 if wanted.full else VERSIONS_IN_A_BATCH * trained * COMPUTE_BYTES
     stays = PROCESS_BYTES + (0 if wanted.full else GRAPH_BYTES)
     working = engine_working_bytes(wanted)
@@ -175,10 +185,6 @@ def kv_bytes_per_token(a: Architecture) -> int:
 def embedded_kv_bytes(a: Architecture, context: int) -> int:
     """Size of the embedded engine's KV cache for sequences of up to ``context`` tokens."""
     return max(EMBEDDED_KV_BYTES, (context + _EMBEDDED_SPARE_TOKENS) * kv_bytes_per_token(a))
-
-
-def _modules(wanted: Wanted) -> list[str] | None:
-    return None if wanted.target_modules is None else list(wanted.target_modules)
 
 
 def _kv_cache_bytes(wanted: Wanted, taken: int) -> int:

@@ -1,10 +1,19 @@
-"""A plan in words: whether it fits, and if not, what would."""
+"""A plan in words: whether it fits, and if not, what would. ``check_training`` asks before each step."""
 
+import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 
-from art.wire import Optimizer
-from art_backend.planning.memory import GIB, MemoryPlan, Wanted, plan
+from art.wire import LoraSpec, Optimizer, SftOptions, TrainerKind, TrainOptions
+from art_backend.errors import BadRequestError
+from art_backend.planning.architecture import parse_config
+from art_backend.planning.memory import GIB, MemoryPlan, Placement, Wanted, plan
+from art_backend.serving.devices import Device
+
+_log = logging.getLogger(__name__)
 
 _LARGEST_BYTES = 4096 * GIB
 
@@ -45,19 +54,77 @@ def describe(found: MemoryPlan) -> str:
     return f"{name} does not fit into {device}: {'; '.join(problems)}."
 
 
+def check_training(
+    device: Device,
+    base_model: str,
+    base_path: Path,
+    options: TrainOptions | SftOptions,
+    *,
+    lora: LoraSpec,
+    full: bool,
+    context: int,
+    placement: Placement,
+) -> None:
+    """Check that a step can be expected to fit, before the first one runs. Logs what barely fits or is not planned.
+
+    Args:
+        device: The trainer's.
+        base_path: Directory of the base model.
+        context: Longest sequence that is trained, in tokens.
+
+    Raises:
+        BadRequestError: It does not fit; the message says what would.
+    """
+    if isinstance(options, TrainOptions) and options.trainer is TrainerKind.TRL:
+        _log.info("The memory of TRL's trainer is not planned.")
+        return
+    try:
+        architecture = parse_config(json.loads((base_path / "config.json").read_text()), base_model)
+    except BadRequestError as error:
+        _log.info("Training %s is not planned: %s", base_model, error.message)
+        return
+    by_unsloth = not full and find_spec("unsloth") is not None  # which trains one row at a time
+    reinforced = isinstance(options, TrainOptions)
+    found = plan(
+        Wanted(
+            architecture,
+            device.memory_bytes,
+            context=context,
+            lora_rank=lora.rank,
+            target_modules=None if lora.target_modules is None else tuple(lora.target_modules),
+            batch_tokens=context if by_unsloth else options.micro_batch_tokens,
+            full=full,
+            optimizer=options.optimizer if reinforced else Optimizer.ADAMW,
+            gradient_checkpointing=reinforced and options.gradient_checkpointing,
+            placement=placement,
+        )
+    )
+    if found.training_fits:
+        if found.tight:
+            _log.warning("%s (%s)", describe(found), device.name)
+        return
+    remedy = find_remedy(found)
+    raise BadRequestError(
+        f"options: {describe(found)} {remedy.text if remedy else ''} "
+        f"See every part: art doctor --model {base_model} --context {context}".replace("  ", " "),
+        param="options.micro_batch_tokens",
+    )
+
+
 def find_remedy(found: MemoryPlan) -> Remedy | None:
     """The mildest change after which the plan fits without being tight; ``None`` if it does so already."""
-    if found.fits and not found.tight:
+    if found.fits_well:
         return None
     for text, changed in _changes(found.wanted):
         candidate = plan(changed)
-        if candidate.fits and not candidate.tight:
+        if candidate.fits_well:
             return Remedy(text, candidate)
-    needed = smallest_device(_smallest(found.wanted))
+    lean = leanest(found.wanted)
+    needed = smallest_device(lean)
     return Remedy(
         f"Take a device of {needed // GIB} GB or more (with gradient_checkpointing=True and "
         f"micro_batch_tokens={found.wanted.context}), or a smaller model.",
-        plan(replace(_smallest(found.wanted), device_bytes=needed)),
+        plan(replace(lean, device_bytes=needed)),
     )
 
 
@@ -67,14 +134,14 @@ def smallest_device(wanted: Wanted) -> int:
     while low < high:
         middle = (low + high) // 2
         candidate = plan(replace(wanted, device_bytes=middle * GIB))
-        if candidate.fits and not candidate.tight:
+        if candidate.fits_well:
             high = middle
         else:
             low = middle + 1
     return low * GIB
 
 
-def _smallest(wanted: Wanted) -> Wanted:
+def leanest(wanted: Wanted) -> Wanted:
     """The same training in as little memory as possible."""
     return replace(wanted, gradient_checkpointing=True, batch_tokens=wanted.context)
 

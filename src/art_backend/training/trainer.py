@@ -18,6 +18,7 @@ import torch
 
 from art.wire import SftOptions, TrainerKind, TrainOptions
 from art_backend.errors import BadRequestError, ConflictError, NotFoundError
+from art_backend.planning.memory import DEFAULT_BATCH_TOKENS
 from art_backend.store.checkpoints import CheckpointStore
 from art_backend.training.algorithms.presets import PRESETS
 from art_backend.training.algorithms.user_code import load_advantage, load_loss
@@ -33,7 +34,7 @@ from art_backend.training.rows.structures import StructureReplay
 from art_backend.training.types import AnyInput, ModelSetup, SftInput, StepInput, StepOutput
 from art_backend.training.update import add_gradient, add_sft_gradient, prepare
 
-MICRO_BATCH_TOKENS = {"cpu": 1_536, "cuda": 16_384}
+MICRO_BATCH_TOKENS = {"cpu": 1_536, "cuda": DEFAULT_BATCH_TOKENS}
 """Packed tokens per forward pass unless the caller sets them, by device; more where rows are long."""
 
 MIN_ESS = 0.5

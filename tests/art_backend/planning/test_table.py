@@ -39,7 +39,7 @@ def test_a_model_that_does_not_fit_as_json():
 def test_what_cannot_be_planned_is_one_line():
     done = run("--model", "Nobody/Nothing", "--gpu-memory", "24GB")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("Error: model: there is no config.json of 'Nobody/Nothing' here")
+    assert done.stderr.startswith("Error: model: found no config.json of 'Nobody/Nothing' here")
     assert run("--model", "Qwen2.5-7B", "--gpu-memory", "much").stderr.startswith(
-        "Error: gpu_memory: 'much' is no size"
+        "Error: gpu_memory: 'much' is not a size"
     )
