@@ -74,9 +74,10 @@ async def gateway(tmp_path):
 async def url(tmp_path):
     """A service of its own, as ``art serve`` starts it."""
     ready = tmp_path / "ready.json"
-    arguments = ("serve", "--port", "0", "--path", tmp_path / "art", "--api-key", KEY, "--ready-file", ready)
+    length = ("--max-sequence-length", 12_288)  # where a model takes so many
+    arguments = ("serve", "--port", "0", "--path", tmp_path / "art", "--api-key", KEY, "--ready-file", ready, *length)
     service = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "art_backend", *arguments, "--watch-stdin"), stdin=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "art_backend", *map(str, arguments), "--watch-stdin"), stdin=asyncio.subprocess.PIPE
     )
     try:
         while not ready.exists():

@@ -60,7 +60,7 @@ async def run_script(script: str, environment: str, directory: Path, *arguments:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        out, errors = await asyncio.wait_for(process.communicate(), 150)
+        out, errors = await asyncio.wait_for(process.communicate(), 400)
     finally:
         if process.returncode is None:
             process.kill()

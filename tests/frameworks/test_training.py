@@ -4,20 +4,24 @@ import pytest
 from tests.frameworks.conftest import KEY
 from tests.frameworks.pages import run_agent, run_script, write_agent
 from tests.frameworks.test_pages import ROWS
+from tests.support.tiny import build_tiny_model
 
 import art
 
-PAGES = [page for page in ROWS if page != "smolagents"]
-"""Its instructions alone fill the context of a model whose every letter is a token."""
+LONG = "smolagents"
+"""Its instructions fill a context of 2,048 bytes several times over."""
 
 
 @pytest.mark.timeout(900)
-async def test_a_step_of_training(url, tmp_path, tiny_model_path):
+@pytest.mark.parametrize(
+    ("pages", "context"), [([p for p in ROWS if p != LONG], 2048), ([LONG], 12_288)], ids=["all", LONG]
+)
+async def test_a_step_of_training(url, tmp_path, pages, context):
     """Two trajectories of every page, as its agent returns them. A random model calls tools only where it must; how it is rewarded is
     chance."""
-    base_model = str(tiny_model_path)
+    base_model = str(build_tiny_model(tmp_path / "model", context=context))
     groups = []
-    for page in PAGES:
+    for page in pages:
         directory = tmp_path / page.replace("../", "")
         directory.mkdir()
         write_agent(page, 0, directory)
@@ -34,8 +38,8 @@ async def test_a_step_of_training(url, tmp_path, tiny_model_path):
     result = await backend.train(model, groups, learning_rate=1e-3)
 
     assert result.step == 1
-    assert result.metrics["data/step_num_groups_trainable"] == len(PAGES)
-    assert result.metrics["data/step_num_trajectories_trained"] == 2 * len(PAGES)
+    assert result.metrics["data/step_num_groups_trainable"] == len(pages)
+    assert result.metrics["data/step_num_trajectories_trained"] == 2 * len(pages)
     assert result.metrics["offpolicy/logprob_gap_row_max"] < 0.03, "the trainer sees the tokens that the engine sampled"
 
 

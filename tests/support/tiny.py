@@ -30,10 +30,11 @@ def build_tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_tiny_model(path: Path, *, seed: int = 0, head_dim: int | None = None) -> Path:
+def build_tiny_model(path: Path, *, seed: int = 0, head_dim: int | None = None, context: int = 2048) -> Path:
     """Save a random two-layer Llama and its tokenizer as a Hugging Face directory; return the directory.
 
     Args:
+        context: Tokens that a sequence may have; each byte is one.
         head_dim: Size of a head; ``None``: what fits the hidden size, 16. vLLM's CPU build needs 32.
     """
     tokenizer = build_tiny_tokenizer()
@@ -45,7 +46,7 @@ def build_tiny_model(path: Path, *, seed: int = 0, head_dim: int | None = None) 
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=head_dim,
-        max_position_embeddings=2048,
+        max_position_embeddings=context,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=2,
