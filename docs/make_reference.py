@@ -23,12 +23,11 @@ PAGES: dict[str, tuple[str, list[str]]] = {
             "art.capture",
             "art.capture.clients",
             "art.capture.scopes",
-            "art.auto_trajectory",
-            "art.yield_trajectory",
-            "art.langgraph",
+            "art.compat.scopes",
+            "art.compat.langgraph",
         ],
     ),
-    "gathering": ("Gathering", ["art.gather", "art.rollouts.batches", "art.run_sync"]),
+    "gathering": ("Gathering", ["art.gather", "art.rollouts.batches", "art.rollouts.run_sync"]),
     "training": (
         "Training",
         [
@@ -38,7 +37,7 @@ PAGES: dict[str, tuple[str, list[str]]] = {
             "art.types",
             "art.backend.options",
             "art.backend.registration",
-            "art.pipeline_trainer.trainer",
+            "art.compat.pipeline",
         ],
     ),
     "experiments": (
@@ -62,18 +61,14 @@ PAGES: dict[str, tuple[str, list[str]]] = {
     "utilities": (
         "Utilities",
         [
-            *sorted(
-                ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
-                for path in (ROOT / "src/art/utils").rglob("*.py")
-                if path.name != "__init__.py"
-            ),
+            "art.compat.helpers",
+            "art.compat.sft",
+            "art.compat.benchmarking",
             "art.logs.directories",
             "art.logs.parquet",
             "art.openai",
-            "art.guided_completion",
-            "art.mcp",
-            "art.mcp.types",
-            "art.mcp.generation",
+            "art.compat.guided_completion",
+            "art.compat.mcp",
         ],
     ),
     "errors": ("Errors", ["art.errors"]),

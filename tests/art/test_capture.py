@@ -1,7 +1,4 @@
-import importlib
 import json
-import subprocess
-import sys
 
 import openai
 import pytest
@@ -14,18 +11,6 @@ from tests.art.conftest import serving
 import art
 from art.capture import http_client
 from art.openai import consume_chat_completion_stream, consume_sync_chat_completion_stream
-
-
-@pytest.mark.parametrize("first", ["art.auto_trajectory", "art.yield_trajectory", "art.run_sync"])
-def test_functions_stand_before_the_modules_of_their_names(first):
-    name = first.removeprefix("art.")
-    for code in (
-        f"import {first}, art; assert callable(art.{name})",
-        f"import art; art.{name}; import {first}; assert callable(art.{name})",
-        f"import {first}; from {first} import {name}; import art; assert art.{name} is {name}",
-    ):
-        subprocess.run([sys.executable, "-c", code], check=True)
-    assert importlib.import_module(first).__name__ == first
 
 
 async def test_yielding():

@@ -34,8 +34,6 @@ EXPORTS = {
     "record_metrics GatherContext set_gather_context get_gather_context",
     "art.model": "Model TrainableModel",
     "art.backend": "Backend AnyModel AnyTrainableModel",
-    "art.auto_trajectory": "auto_trajectory capture_auto_trajectory",
-    "art.yield_trajectory": "yield_trajectory capture_yielded_trajectory",
     "art.openai": "consume_chat_completion_stream consume_sync_chat_completion_stream init_chat_completion "
     "update_chat_completion",
     "art.metrics": "MetricsBuilder track_api_cost is_cumulative_metric_key is_builder_managed_metric "

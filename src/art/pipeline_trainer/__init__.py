@@ -1,8 +1,14 @@
-"""Training while rollouts go on: workers keep groups coming, the trainer takes the first ones that are ready."""
+"""An older path of ``art.compat.pipeline``."""
 
-from art.pipeline_trainer.status import StatusReporter
-from art.pipeline_trainer.trainer import PipelineTrainer
-from art.pipeline_trainer.types import EvalFn, RolloutFn, ScenarioT, SingleRolloutFn, make_group_rollout_fn
+from art.compat.pipeline import (
+    EvalFn,
+    PipelineTrainer,
+    RolloutFn,
+    ScenarioT,
+    SingleRolloutFn,
+    StatusReporter,
+    make_group_rollout_fn,
+)
 
 __all__ = [
     "EvalFn",

@@ -1,10 +1,5 @@
-"""Noting in a W&B run's config where its weights came from."""
+"""An older path of ``art.compat.helpers``."""
 
-from typing import Any
+from art.compat.helpers import record_provenance
 
-
-def record_provenance(run: Any, provenance: str) -> None:
-    """Append to ``run.config["provenance"]``, unless it is the last entry already."""
-    entries = list(run.config.get("provenance") or [])
-    if not entries or entries[-1] != provenance:
-        run.config.update({"provenance": [*entries, provenance]}, allow_val_change=True)
+__all__ = ["record_provenance"]

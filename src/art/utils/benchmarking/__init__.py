@@ -1,1 +1,1 @@
-"""Logged trajectories of many models as one data frame, and charts of it. Needs the extras ``polars`` and ``plot``."""
+"""Logged trajectories as data frames, and charts of them; see ``art.compat.benchmarking``."""
