@@ -27,7 +27,7 @@ PAGES: dict[str, tuple[str, list[str]]] = {
             "art.compat.langgraph",
         ],
     ),
-    "gathering": ("Gathering", ["art.gather", "art.rollouts.batches", "art.rollouts.run_sync"]),
+    "gathering": ("Gathering", ["art.gather", "art.rollouts.run_sync"]),
     "training": (
         "Training",
         [
@@ -51,7 +51,7 @@ PAGES: dict[str, tuple[str, list[str]]] = {
         [
             *(
                 "art.metrics",
-                "art.api_costs",
+                "art.logs.costs",
                 "art.logs.loggers",
                 "art.evaluation",
                 "art.logs.statistics",

@@ -15,11 +15,10 @@ if TYPE_CHECKING:
         capture_yielded_trajectory,
         yield_trajectory,
     )
-    from art.gather import gather_trajectories, gather_trajectory_groups
+    from art.gather import gather_trajectories, gather_trajectory_groups, trajectory_group_batches
     from art.local import LocalBackend
     from art.loop import Preflight, TrainingRun, preflight, train
     from art.model import Model, TrainableModel
-    from art.rollouts.batches import trajectory_group_batches
     from art.rollouts.rollout import Rollout
     from art.rollouts.run_sync import run_sync
     from art.trajectories import Trajectory, TrajectoryGroup
@@ -40,11 +39,10 @@ _NAMES = {
     "art.capture.scopes": "current_trajectory no_capture trajectory trajectory_group",
     "art.compat.helpers": "retry",
     "art.compat.scopes": "auto_trajectory capture_auto_trajectory capture_yielded_trajectory yield_trajectory",
-    "art.gather": "gather_trajectories gather_trajectory_groups",
+    "art.gather": "gather_trajectories gather_trajectory_groups trajectory_group_batches",
     "art.local": "LocalBackend",
     "art.loop": "Preflight TrainingRun preflight train",
     "art.model": "Model TrainableModel",
-    "art.rollouts.batches": "trajectory_group_batches",
     "art.rollouts.rollout": "Rollout",
     "art.rollouts.run_sync": "run_sync",
     "art.trajectories": "Trajectory TrajectoryGroup",

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from art.gather import gather_or_cancel
 from art.logs.statistics import Interval, interval, mean
 from art.loop.rollouts import EveryRolloutFailedError, GroupRunner, HoldClock, RolloutFn
-from art.rollouts.failures import is_service_failure
+from art.rollouts.failures import gather_or_cancel, is_service_failure
 from art.trajectories import Trajectory
 
 __all__ = ["Evaluation", "Interval", "evaluate", "interval"]

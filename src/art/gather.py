@@ -7,19 +7,18 @@ is no rollout's fault: it always raises.
 import asyncio
 import contextlib
 import io
+import itertools
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Generator, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from art.rollouts.failures import is_context_overflow, is_service_failure
+from art.rollouts.failures import GatherContext, gather_or_cancel, get_gather_context, set_gather_context
+from art.trajectories import PendingGroup, Trajectory, TrajectoryGroup, record_metrics
 
 if TYPE_CHECKING:
     from tqdm import tqdm
-
-    from art.trajectories import Trajectory, TrajectoryGroup
 
 __all__ = [
     "GatherContext",
@@ -28,12 +27,10 @@ __all__ = [
     "get_gather_context",
     "record_metrics",
     "set_gather_context",
+    "trajectory_group_batches",
     "wrap_group_awaitable",
     "wrap_trajectories_awaitable",
 ]
-
-
-T = TypeVar("T")
 
 
 @runtime_checkable
@@ -42,115 +39,22 @@ class SizedAwaitable(Protocol):
 
     _num_trajectories: int
 
-    def __await__(self) -> "Generator[Any, None, TrajectoryGroup]": ...
+    def __await__(self) -> Generator[Any, None, TrajectoryGroup]: ...
 
 
-AfterEach = Callable[["TrajectoryGroup"], "Awaitable[TrajectoryGroup | list[TrajectoryGroup] | None]"]
+AfterEach = Callable[[TrajectoryGroup], Awaitable[TrajectoryGroup | list[TrajectoryGroup] | None]]
 """Called with each finished group: a group keeps it, a list takes its place, ``None`` drops it."""
 
 
-@dataclass
-class GatherContext:
-    """The state of one gathering: its bar, its running means, and how many failures it bears."""
-
-    pbar: "tqdm[Any] | None" = None
-    metric_sums: dict[str, float] = field(default_factory=dict[str, float])
-    """Sum of each metric; under ``"exceptions"``, the number of failures."""
-    metric_divisors: dict[str, int] = field(default_factory=dict[str, int])
-    max_metrics: int | None = None
-    """Most metrics that the bar shows; ``None`` shows all."""
-    max_exceptions: int | float = 0
-    """How many failures to tolerate: a count, or, below 1, a fraction of the bar's total."""
-    increment_pbar: bool = True
-    recorded: int = 0
-    """Trajectories recorded through this very object."""
-
-    def update_pbar(self, n: int) -> None:
-        """Show the means, and move the bar by ``n`` unless moving it is someone else's business."""
-        if self.pbar is None:
-            return
-        shown = dict(list(self._means().items())[: self.max_metrics])
-        shown |= {name: self.metric_sums[name] for name in ("exceptions", "truncated") if self.metric_sums.get(name)}
-        self.pbar.set_postfix(shown)  # pyright: ignore[reportUnknownMemberType]
-        if self.increment_pbar:
-            self.pbar.update(n)
-
-    def record_failure(self, error: BaseException) -> None:
-        """Count a failed rollout. One that outgrew the context is counted apart, and not against the budget.
-
-        Raises:
-            BaseException: ``error`` itself, if it is a failure of the service.
-        """
-        if is_service_failure(error):
-            raise error
-        name = "truncated" if is_context_overflow(error) else "exceptions"
-        self.metric_sums[name] = self.metric_sums.get(name, 0) + 1
-        self.update_pbar(0)
-
-    def too_many_exceptions(self) -> bool:
-        failures = self.metric_sums.get("exceptions", 0)
-        total = self.pbar.total if self.pbar is not None else None
-        if 0 < self.max_exceptions < 1 and total and failures / total <= self.max_exceptions:
-            return False
-        return failures > self.max_exceptions
-
-    def reset(self) -> None:
-        """Forget bar, means, failures and limits."""
-        self.pbar = None
-        self.metric_sums = {}
-        self.metric_divisors = {}
-        self.max_metrics = None
-        self.max_exceptions = 0
-        self.increment_pbar = True
-
-    def _means(self) -> dict[str, float]:
-        return {name: self.metric_sums[name] / count for name, count in self.metric_divisors.items() if count}
-
-
-_context: ContextVar[GatherContext | None] = ContextVar("art_gather_context", default=None)
-
-
-@contextlib.contextmanager
-def set_gather_context(context: GatherContext) -> Generator[GatherContext]:
-    """Make ``context`` the current one inside the ``with`` block."""
-    token = _context.set(context)
-    try:
-        yield context
-    finally:
-        _context.reset(token)
-
-
-def get_gather_context() -> GatherContext:
-    """The current context; outside of any gathering, a fresh one that bears no failure."""
-    return _context.get() or GatherContext()
-
-
-def record_metrics(context: GatherContext, trajectory: "Trajectory") -> None:
-    """Set ``metrics["completion_tokens"]`` where it can be known, and add everything to the running means."""
-    from openai.types.chat.chat_completion import Choice
-
-    lengths = [
-        len(item.logprobs.content or item.logprobs.refusal or [])
-        for item in trajectory.messages_and_choices
-        if isinstance(item, Choice) and item.logprobs is not None
-    ]
-    if lengths:
-        trajectory.metrics["completion_tokens"] = sum(lengths) / len(lengths)
-    context.recorded += 1
-    for name, value in {"reward": trajectory.reward, **trajectory.metrics}.items():
-        context.metric_sums[name] = context.metric_sums.get(name, 0) + value
-        context.metric_divisors[name] = context.metric_divisors.get(name, 0) + 1
-
-
 async def gather_trajectory_groups(
-    groups: "Iterable[Awaitable[TrajectoryGroup]]",
+    groups: Iterable[Awaitable[TrajectoryGroup]],
     *,
     pbar_desc: str | None = "gather",
     pbar_total_completion_tokens: bool = False,
     max_exceptions: int | float = 0,
     max_metrics: int | None = None,
     after_each: AfterEach | None = None,
-) -> "list[TrajectoryGroup]":
+) -> list[TrajectoryGroup]:
     """Run groups of rollouts concurrently.
 
     Args:
@@ -193,24 +97,13 @@ def _awaitables(items: Iterable[Any], what: str) -> list[Any]:
     return pending
 
 
-async def gather_or_cancel(tasks: Sequence[asyncio.Task[T]]) -> list[T]:
-    """Results of all tasks, in order. When one fails, or this wait is cancelled, the rest are cancelled and awaited first."""
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
-
-
 async def gather_trajectories(
-    trajectories: "Iterable[Awaitable[Trajectory | Iterable[Trajectory]]]",
+    trajectories: Iterable[Awaitable[Trajectory | Iterable[Trajectory]]],
     *,
     pbar_desc: str | None = "gather",
     pbar_total_completion_tokens: bool = False,
     max_exceptions: int | float = 0,
-) -> "list[Trajectory | list[Trajectory] | BaseException]":
+) -> list[Trajectory | list[Trajectory] | BaseException]:
     """Run rollouts concurrently.
 
     Args:
@@ -233,16 +126,101 @@ async def gather_trajectories(
             return await _run_all([wrap_trajectories_awaitable(one) for one in pending], pending)
 
 
+@dataclass
+class _BatchContext(GatherContext):
+    """A gathering with a new budget of failures for every batch."""
+
+    batch_total: int = 0
+    """Rollouts of a full batch."""
+
+    def too_many_exceptions(self) -> bool:
+        failures = self.metric_sums.get("exceptions", 0)
+        if 0 < self.max_exceptions < 1 and self.batch_total:
+            return failures / self.batch_total > self.max_exceptions
+        return failures > self.max_exceptions
+
+    def start_batch(self) -> None:
+        self.metric_sums["exceptions"] = 0
+
+
+async def trajectory_group_batches(
+    groups: Iterable[Awaitable[TrajectoryGroup]],
+    *,
+    batch_size: int,
+    max_batch_exceptions: int | float = 0,
+    max_concurrent_batches: int = 4,
+    skip_batches: int = 0,
+    pbar_desc: str | None = "batches",
+    pbar_total_completion_tokens: bool = False,
+) -> AsyncIterator[list[TrajectoryGroup]]:
+    """Run groups ahead of their use and yield them in batches, in the order in which they finish.
+
+    Args:
+        groups: As for ``gather_trajectory_groups``; a generator is read only as far ahead as needed.
+        batch_size: Groups per batch; the last batch may be shorter.
+        max_batch_exceptions: Failed rollouts that each batch tolerates: a count, or, below 1, a fraction of its rollouts.
+        max_concurrent_batches: How many batches' worth of groups run at the same time.
+        skip_batches: Batches to leave out at the beginning, for resuming.
+
+    Raises:
+        ValueError: A size is not positive.
+
+    >>> async def play(n):
+    ...     return art.Trajectory(reward=float(n))
+    >>> groups = (art.TrajectoryGroup([play(n), play(n + 1)]) for n in range(5))
+    >>> [len(batch) async for batch in art.trajectory_group_batches(groups, batch_size=2)]
+    [2, 2, 1]
+    """
+    warn_completion_tokens(pbar_total_completion_tokens)
+    if batch_size < 1 or max_concurrent_batches < 1 or skip_batches < 0:
+        raise ValueError("batch_size and max_concurrent_batches must be at least 1, skip_batches at least 0.")
+    source = iter(groups)
+    for skipped in itertools.islice(source, batch_size * skip_batches):
+        close_unstarted(skipped)
+    running: dict[asyncio.Task[list[TrajectoryGroup]], Any] = {}
+    with progress_bar(pbar_desc, 0) as bar:
+        context = _BatchContext(pbar=bar, max_exceptions=max_batch_exceptions)
+
+        def refill() -> None:
+            for group in itertools.islice(source, batch_size * max_concurrent_batches - len(running)):
+                size = size_of(group)
+                bar.total = (bar.total or 0) + size
+                context.batch_total = max(context.batch_total, size * batch_size)
+                with set_gather_context(context):
+                    running[asyncio.ensure_future(wrap_group_awaitable(group))] = group
+
+        ready: list[TrajectoryGroup] = []
+        try:
+            refill()
+            while running:
+                finished, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(finished, key=list(running).index):
+                    del running[task]
+                    ready.extend(task.result())
+                refill()
+                while len(ready) >= batch_size:
+                    batch, ready = ready[:batch_size], ready[batch_size:]
+                    yield batch
+                    context.start_batch()
+            if ready:
+                yield ready
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            unread = source if isinstance(groups, Collection) else ()  # a generator has not made them
+            for group in (*running.values(), *unread):
+                close_unstarted(group)
+
+
 async def wrap_group_awaitable(
-    awaitable: "Awaitable[TrajectoryGroup]", after_each: AfterEach | None = None
-) -> "list[TrajectoryGroup]":
+    awaitable: Awaitable[TrajectoryGroup], after_each: AfterEach | None = None
+) -> list[TrajectoryGroup]:
     """Await one group within the current context.
 
     Returns:
         What is to stand in its place: nothing if it failed within the budget or ``after_each`` dropped it.
     """
-    from art.trajectories import TrajectoryGroup
-
     context = get_gather_context()
     if isinstance(awaitable, SizedAwaitable):  # its members count themselves, successes and failures alike
         group = await awaitable
@@ -272,11 +250,9 @@ async def wrap_group_awaitable(
 
 
 async def wrap_trajectories_awaitable(
-    awaitable: "Awaitable[Trajectory | Iterable[Trajectory]]",
-) -> "Trajectory | list[Trajectory] | BaseException":
+    awaitable: Awaitable[Trajectory | Iterable[Trajectory]],
+) -> Trajectory | list[Trajectory] | BaseException:
     """Await one rollout within the current context; a failure within the budget is returned."""
-    from art.trajectories import Trajectory
-
     context = get_gather_context()
     try:
         result = await awaitable
@@ -292,10 +268,8 @@ async def wrap_trajectories_awaitable(
     return result if isinstance(result, Trajectory) else members
 
 
-def _members(result: Any) -> "list[Trajectory]":
+def _members(result: Any) -> list[Trajectory]:
     """The trajectory or trajectories that a rollout gave. Raises TypeError: It gave something else."""
-    from art.trajectories import Trajectory
-
     if isinstance(result, Trajectory):
         return [result]
     members = list(cast(Iterable[Any], result)) if isinstance(result, Iterable) else [result]
@@ -318,8 +292,6 @@ async def _run_all(coroutines: list[Coroutine[Any, Any, Any]], sources: list[Any
 
 def close_unstarted(source: Any) -> None:
     """Close an awaitable that will not be awaited any more."""
-    from art.trajectories import PendingGroup
-
     if isinstance(source, (Coroutine, Generator, PendingGroup)):
         cast(Any, source).close()
     elif isinstance(source, asyncio.Future):

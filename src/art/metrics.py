@@ -1,12 +1,14 @@
 """Metrics that add up over a run: costs, times and amounts of data."""
 
 import contextlib
+import functools
+import inspect
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextvars import ContextVar, Token
-from typing import Any, Self, Unpack
+from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
 
-from art.api_costs import Prices, TokenPricing, extract_response_cost, track_api_cost
+from art.logs.costs import Prices, TokenPricing, extract_response_cost
 
 __all__ = [
     "MetricsBuilder",
@@ -15,6 +17,9 @@ __all__ = [
     "to_cumulative_metric_key",
     "track_api_cost",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _CUMULATIVE_SECTIONS = ("costs", "time", "data")
 _STEP_SECTIONS = ("time", "data", "throughput")
@@ -115,10 +120,6 @@ class MetricsBuilder:
     ) -> None:
         """Add seconds."""
         self._add_given("time", step_wall_s=step_wall_s, step_actor_s=step_actor_s, step_eval_s=step_eval_s)
-
-    def add_idle_times(self, step_trainer_idle_s: float | None = None, step_actor_idle_s: float | None = None) -> None:
-        """Add seconds in which the trainer or the actors had nothing to do."""
-        self._add_given("throughput", step_trainer_idle_s=step_trainer_idle_s, step_actor_idle_s=step_actor_idle_s)
 
     @contextlib.contextmanager
     def measure(self, key: str) -> Generator[None]:
@@ -302,3 +303,70 @@ def _roll_up_costs(step: Mapping[str, float]) -> dict[str, float]:
 
 
 _active: ContextVar[MetricsBuilder | None] = ContextVar("art_metrics_builder", default=None)
+
+
+def track_api_cost(
+    *,
+    source: str,
+    provider: str,
+    model_name: str,
+    response_getter: Callable[[Any], Any] | None = None,
+    **prices: Unpack[Prices],
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function, sync or async, that calls a model's API: its cost is booked with the active builder.
+
+    Args:
+        source: Where it is booked: ``costs/{context}/{source}``.
+        response_getter: Finds the response in what the function returns; ``None``: it returns the response.
+        prices: Dollars per million tokens; see ``Prices``.
+
+    Raises:
+        ValueError: A name is blank; when called, the cost cannot be known.
+
+    >>> @track_api_cost(
+    ...     source="judge",
+    ...     provider="openai",
+    ...     model_name="my-judge",
+    ...     prompt_price_per_million=2.0,
+    ...     completion_price_per_million=8.0,
+    ... )
+    ... async def ask():
+    ...     return {"usage": {"prompt_tokens": 1000, "completion_tokens": 100}}
+    >>> builder = art.metrics.MetricsBuilder("train")
+    >>> with builder.activate_context():
+    ...     answer = await ask()
+    >>> (await builder.flush())["costs/train/judge"]
+    0.0028
+    """
+    for label, value in (("source", source), ("provider", provider), ("model_name", model_name)):
+        if not value.strip():
+            raise ValueError(f"{label} must not be blank.")
+
+    def book(result: Any) -> None:
+        try:
+            builder = MetricsBuilder.get_active()
+        except LookupError:
+            return
+        response = (response_getter(result) if response_getter is not None else None) or result
+        builder.add_response_cost(source, response, provider=provider, model_name=model_name, **prices)
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def call_async(*args: P.args, **kwargs: P.kwargs) -> Any:
+                result = await cast(Any, function)(*args, **kwargs)
+                book(result)
+                return result
+
+            return cast(Callable[P, R], call_async)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            result = function(*args, **kwargs)
+            book(result)
+            return result
+
+        return call
+
+    return decorate

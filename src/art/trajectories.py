@@ -15,8 +15,8 @@ from typing import Any, Self, TypeAlias, cast, overload
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
-from art.gather import gather_or_cancel, get_gather_context, record_metrics
 from art.rollouts import environment
+from art.rollouts.failures import GatherContext, gather_or_cancel, get_gather_context
 from art.types import Messages, MessagesAndChoices, Tools, TrajectoryExchanges
 
 __all__ = ["History", "MetadataValue", "PydanticException", "Trajectory", "TrajectoryGroup", "get_messages"]
@@ -330,6 +330,21 @@ class TrajectoryGroup(BaseModel):
         for name in type(self).model_fields:
             setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
         return twin
+
+
+def record_metrics(context: GatherContext, trajectory: Trajectory) -> None:
+    """Set ``metrics["completion_tokens"]`` where it can be known, and add everything to the running means."""
+    lengths = [
+        len(item.logprobs.content or item.logprobs.refusal or [])
+        for item in trajectory.messages_and_choices
+        if isinstance(item, Choice) and item.logprobs is not None
+    ]
+    if lengths:
+        trajectory.metrics["completion_tokens"] = sum(lengths) / len(lengths)
+    context.recorded += 1
+    for name, value in {"reward": trajectory.reward, **trajectory.metrics}.items():
+        context.metric_sums[name] = context.metric_sums.get(name, 0) + value
+        context.metric_divisors[name] = context.metric_divisors.get(name, 0) + 1
 
 
 class PendingGroup:

@@ -22,7 +22,7 @@ async def test_flush_rolls_up_costs_and_accumulates():
     builder.add_cost("gpu", 1.0)
     builder.add_data(step_num_scenarios=2, step_actor_tokens=100, scenario_ids=["a", "b", "a"])
     builder.add_user_timing(step_actor_s=4.0)
-    builder.add_idle_times(step_trainer_idle_s=3.0)
+    builder.add_metric("throughput/step_trainer_idle_s", 3.0)
     row = await builder.flush()
     assert row == {
         "costs/train/judge/a": 1.0,
@@ -79,7 +79,7 @@ async def test_throughput_is_of_both_and_only_where_this_step_has_part_in_it():
     builder.add_user_timing(step_wall_s=9.0, step_eval_s=1.0)
     assert "throughput/avg_trainer_tok_per_s" not in await builder.flush(), "no seconds yet"
     builder.add_metric("time/step_trainer_s", 3.0)
-    builder.add_idle_times(step_actor_idle_s=2.0)
+    builder.add_metric("throughput/step_actor_idle_s", 2.0)
     row = await builder.flush()
     assert row["throughput/avg_trainer_tok_per_s"] == 100.0
     assert (row["throughput/cum/actor_idle_s"], row["time/cum/trainer_s"]) == (2.0, 3.0)

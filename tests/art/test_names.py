@@ -38,7 +38,6 @@ EXPORTS = {
     "update_chat_completion",
     "art.metrics": "MetricsBuilder track_api_cost is_cumulative_metric_key is_builder_managed_metric "
     "to_cumulative_metric_key",
-    "art.api_costs": "TokenPricing track_api_cost",
     "art.rewards": "ruler ruler_score_group",
     "art.rewards.ruler": "ruler ruler_score_group TrajectoryScore Response DEFAULT_RUBRIC",
     "art.local": "LocalBackend",

@@ -20,7 +20,7 @@ DEFAULTS = {
         "pbar_total_completion_tokens": False,
         "max_exceptions": 0,
     },
-    "art.rollouts.batches:trajectory_group_batches": {
+    "art.gather:trajectory_group_batches": {
         "max_batch_exceptions": 0,
         "max_concurrent_batches": 4,
         "skip_batches": 0,

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Coroutine, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, cast, overload
 
-from art.gather import gather_or_cancel
+from art.rollouts.failures import gather_or_cancel
 from art.trajectories import MetadataValue, PydanticException, Trajectory, TrajectoryGroup, active_trajectory
 
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from art.gather import gather_or_cancel
 from art.loop.rollouts import EveryRolloutFailedError, GroupRunner
+from art.rollouts.failures import gather_or_cancel
 from art.trajectories import TrajectoryGroup
 
 ScenarioT = TypeVar("ScenarioT")

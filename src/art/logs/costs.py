@@ -1,19 +1,14 @@
 """What a call of a model's API cost: stated by the response, or computed from its token counts."""
 
 import dataclasses
-import functools
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, cast
+from typing import Any, TypedDict, cast
 
 from art.errors import MissingExtraError
 
-__all__ = ["Prices", "TokenPricing", "track_api_cost"]
-
-P = ParamSpec("P")
-R = TypeVar("R")
+__all__ = ["Prices", "TokenPricing"]
 
 _LITELLM_HEADER = "llm_provider-x-litellm-response-cost"
 
@@ -80,75 +75,6 @@ def extract_response_cost(
             )
         return _cost(tokens, TokenPricing(**given), provider)
     return _look_up(tokens, provider, model_name)
-
-
-def track_api_cost(
-    *,
-    source: str,
-    provider: str,
-    model_name: str,
-    response_getter: Callable[[Any], Any] | None = None,
-    **prices: Unpack[Prices],
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function, sync or async, that calls a model's API: its cost is booked with the active builder.
-
-    Args:
-        source: Where it is booked: ``costs/{context}/{source}``.
-        response_getter: Finds the response in what the function returns; ``None``: it returns the response.
-        prices: Dollars per million tokens; see ``Prices``.
-
-    Raises:
-        ValueError: A name is blank; when called, the cost cannot be known.
-
-    >>> @track_api_cost(
-    ...     source="judge",
-    ...     provider="openai",
-    ...     model_name="my-judge",
-    ...     prompt_price_per_million=2.0,
-    ...     completion_price_per_million=8.0,
-    ... )
-    ... async def ask():
-    ...     return {"usage": {"prompt_tokens": 1000, "completion_tokens": 100}}
-    >>> builder = art.metrics.MetricsBuilder("train")
-    >>> with builder.activate_context():
-    ...     answer = await ask()
-    >>> (await builder.flush())["costs/train/judge"]
-    0.0028
-    """
-    for label, value in (("source", source), ("provider", provider), ("model_name", model_name)):
-        if not value.strip():
-            raise ValueError(f"{label} must not be blank.")
-
-    def book(result: Any) -> None:
-        from art.metrics import MetricsBuilder
-
-        try:
-            builder = MetricsBuilder.get_active()
-        except LookupError:
-            return
-        response = (response_getter(result) if response_getter is not None else None) or result
-        builder.add_response_cost(source, response, provider=provider, model_name=model_name, **prices)
-
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def call_async(*args: P.args, **kwargs: P.kwargs) -> Any:
-                result = await cast(Any, function)(*args, **kwargs)
-                book(result)
-                return result
-
-            return cast(Callable[P, R], call_async)
-
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            result = function(*args, **kwargs)
-            book(result)
-            return result
-
-        return call
-
-    return decorate
 
 
 def _stated_cost(response: Any) -> float | None:
