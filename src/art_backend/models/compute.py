@@ -47,8 +47,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 def own_memory(model: nn.Module) -> None:
     """Copy weights that are views of a mapped file into memory of the process.
 
-    A file that is read without a change of type is mapped, not copied: whoever rewrites it would change the weights in
-    use, and whoever shortens it would end the process.
+    A file that is read without a change of type is mapped, not copied: rewriting the file would change the weights in
+    use, and shortening it would end the process.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         if not tensor.untyped_storage().resizable():

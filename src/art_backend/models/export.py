@@ -18,15 +18,13 @@ from art.wire import RegisterModel
 from art_backend.errors import BadRequestError, ConflictError, ModelNotAvailableError, NotFoundError, StorageFailedError
 from art_backend.models.base import default_cache, find_base_model, give_ordinary_modes
 from art_backend.models.card import ModelCard
+from art_backend.models.origins import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from art_backend.settings import Settings
 from art_backend.store.checkpoints import CheckpointStore
 from art_backend.store.database import open_database
 from art_backend.store.runs import RunStore
 
 ExportDtype = Literal["auto", "bfloat16", "float16", "float32"]
-
-ADAPTER_CONFIG = "adapter_config.json"
-_ADAPTER_FILES = (ADAPTER_CONFIG, "adapter_model.safetensors")
 
 
 def export_model(
@@ -117,7 +115,7 @@ def _find(settings: Settings, model: str) -> RegisterModel:
 
 
 def _copy_adapter(checkpoint: Path, target: Path, base_model: str) -> None:
-    for name in _ADAPTER_FILES:
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         shutil.copyfile(checkpoint / name, target / name)
     # The checkpoint names the folder that the base model lay in; for one from the hub, its id is of more use elsewhere.
     config = json.loads((target / ADAPTER_CONFIG).read_text())

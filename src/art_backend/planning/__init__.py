@@ -1,1 +1,1 @@
-"""Whether a model fits into a device's memory, told before anything is loaded."""
+"""Whether a model fits into a device's memory, before anything is loaded."""

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -13,13 +12,10 @@ from rich.table import Table
 
 from art.wire import Optimizer
 from art_backend.errors import BadRequestError, ServiceError
-from art_backend.planning.architecture import KNOWN, read_architecture
+from art_backend.planning.architecture import read_architecture
 from art_backend.planning.memory import GIB, MemoryPlan, Wanted, plan
-from art_backend.planning.verdict import describe, find_remedy, gb, leanest
+from art_backend.planning.verdict import describe, find_remedy, gb
 from art_backend.serving.devices import find_devices
-
-DOCUMENTED_MODELS = ("Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-3B", "Qwen2.5-7B", "Qwen2.5-14B", "Qwen2.5-32B")
-DOCUMENTED_DEVICES_GB = (16, 24, 48, 80, 141)
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:G|GB|GiB)?", re.IGNORECASE)
 
@@ -137,32 +133,6 @@ def to_json(found: MemoryPlan) -> dict[str, Any]:
         "verdict": describe(found),
         "remedy": None if remedy is None else remedy.text,
     }
-
-
-def documented_table(models: Iterable[str] = DOCUMENTED_MODELS) -> str:
-    """Markdown: training's peak for each model on one device of each size, LoRA of rank 16, 4,096 tokens of context."""
-    rows = [
-        f"| model | {' | '.join(f'{size} GB' for size in DOCUMENTED_DEVICES_GB)} | CPU memory |",
-        f"|---|{'---|' * len(DOCUMENTED_DEVICES_GB)}---|",
-    ]
-    for name in models:
-        plans = [plan(Wanted(KNOWN[name], size * GIB)) for size in DOCUMENTED_DEVICES_GB]
-        rows.append(f"| {name} | {' | '.join(map(_summarise, plans))} | {gb(plans[0].host)} |")
-    return "\n".join(rows)
-
-
-def _summarise(found: MemoryPlan) -> str:
-    """One cell: as it is, with checkpointing in passes of one sequence, or not at all."""
-    if found.fits_well:
-        return _size(found)
-    small = plan(leanest(found.wanted))
-    if small.fits_well:
-        return f"{_size(small)} ¹"
-    return "–"
-
-
-def _size(found: MemoryPlan) -> str:
-    return f"{found.training / GIB:.0f} GB, {found.kv_tokens // found.wanted.context}×"
 
 
 def _title(wanted: Wanted) -> str:

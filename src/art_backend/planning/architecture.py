@@ -11,7 +11,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
 
 from art_backend.errors import BadRequestError, ModelNotAvailableError
-from art_backend.models.base import default_cache
+from art_backend.models.base import prepared_path
 
 PLANNED = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 """``model_type`` of the models whose memory is planned: decoders with grouped-query attention, a gated MLP and two RMSNorms in
@@ -170,8 +170,7 @@ def read_architecture(name: str, *, cache: Path | None = None) -> Architecture:
     Raises:
         BadRequestError: The model is unknown, or of a kind that is not planned.
     """
-    prepared = (cache or default_cache()) / "models" / name.replace("/", "--")
-    places = [Path(name).expanduser() / "config.json", prepared / "config.json"]
+    places = [directory / "config.json" for directory in (Path(name).expanduser(), prepared_path(name, cache))]
     with contextlib.suppress(HFValidationError):
         places += [Path(found) for found in [try_to_load_from_cache(name, "config.json")] if isinstance(found, str)]
     for file in places:

@@ -34,7 +34,7 @@ VERSIONS_IN_A_BATCH = 2
 requests in flight and evaluations may still use. More wait their turn, in CPU memory (``--max-cpu-loras``)."""
 
 LOGIT_BYTES = 320 * 2**20
-"""Chunks of the trainer's logits and kept probabilities (``training.logits``: four of 48 MiB, and 128 MiB)."""
+"""Chunks of the trainer's logits and kept probabilities (``training.policy.logits``: four of 48 MiB, and 128 MiB)."""
 
 SPARE_SHARE = 0.05
 """Of the device, for what the allocator cannot use: below this, a plan is called tight."""
@@ -218,7 +218,7 @@ def layer_activation_bytes(a: Architecture, *, lora_rank: int | None, flex: bool
     Counted by tensors, as Korthikanti et al. 2022 (arXiv:2205.05198) do, for the layers that are trained here. With H the hidden size,
     I the intermediate one, Q and K the widths of all query and all key heads:
 
-    - an adapter on frozen weights (``training.fused``): inputs of two norms, of the attention's and of the MLP's
+    - an adapter on frozen weights (``training.policy.fused``): inputs of two norms, of the attention's and of the MLP's
       projections (4H); queries, keys, values and the attention's output (2Q + 2K); the gate (I); the r numbers
       between A and B of six projections; and a float32 number for each norm and each query head.
     - all weights: the same but for the norms, whose input is kept in float32 and once more normalised; and of the MLP the

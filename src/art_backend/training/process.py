@@ -25,7 +25,7 @@ from art_backend.training.types import AnyInput, ModelSetup, StepOutput
 from art_backend.training.worker import OUTPUT, SETUP, STEP
 
 START_DEADLINE_S = 300.0
-"""For importing torch and its kin from a cold disk."""
+"""For importing torch and transformers from a cold disk."""
 
 STALL_DEADLINE_S = 1_800.0
 """Longest silence within a step: one pack, or loading the model. A step as a whole has no deadline."""

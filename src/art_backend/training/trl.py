@@ -1,6 +1,6 @@
 """``trainer="trl"``: the update by TRL's ``GRPOTrainer``, fed with captured rows through its public extension points.
 
-Everything around the update is as ever: checks, advantages, overlong policy, canaries, checkpoint, resuming. TRL gets
+Everything around the update stays ours: checks, advantages, overlong policy, canaries, checkpoint, resuming. TRL gets
 
 - the rows, from ``rollout_func``: prompt and completion ids, and ``env_mask`` (1 = sampled);
 - our advantages, as the values of its reward function. TRL takes the mean of a group off them: all rows are one group, and
@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from art.wire import Algorithm, TrainOptions
 from art_backend.errors import BadRequestError
 from art_backend.training.algorithms.losses import MIN_LOGPROB, clipped_importance, importance_weights
-from art_backend.training.algorithms.presets import PRESETS
+from art_backend.training.algorithms.presets import PRESETS, clip_ranges
 from art_backend.training.learner import Learner
 from art_backend.training.metrics import Progress, StepMeter
 from art_backend.training.policy.adapter import AdapterPolicy
@@ -32,7 +32,6 @@ from art_backend.training.rows.batch import StepPlan
 from art_backend.training.rows.packing import Floats, TrainingRow, pack_rows
 from art_backend.training.rows.targets import read_targets
 from art_backend.training.types import ModelSetup
-from art_backend.training.update import clip_ranges
 
 _UNSUPPORTED: dict[str, Any] = {
     "loss": None,
@@ -112,8 +111,8 @@ def _run_trl(
 
     loss = _loss_arguments(options)
     cap = options.importance_cap
-    told = [row.logprobs for row in rows] if cap is None else [_log_correction(row, policy, cap) for row in rows]
-    fed = feed(rows, told, by_row=loss["loss_type"] == "grpo")
+    given = [row.logprobs for row in rows] if cap is None else [_log_correction(row, policy, cap) for row in rows]
+    fed = feed(rows, given, by_row=loss["loss_type"] == "grpo")
     count = len(fed["prompt_ids"])
 
     def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
@@ -124,11 +123,11 @@ def _run_trl(
 
     class Corrected(GRPOTrainer):
         def compute_loss(self, model: Any, inputs: dict[str, Any], *arguments: Any, **named: Any) -> Any:
-            told = inputs["sampling_per_token_logps"]
+            given = inputs["sampling_per_token_logps"]
             if cap is None:
-                change = {"old_per_token_logps": told}  # the ratio is to what the engine sampled from
+                change = {"old_per_token_logps": given}  # the ratio is to what the engine sampled from
             else:
-                change = {"advantages": inputs["advantages"][:, None] * told.exp()}  # [B, T], which TRL takes, too
+                change = {"advantages": inputs["advantages"][:, None] * given.exp()}  # [B, T], which TRL takes, too
             return super().compute_loss(model, inputs | change, *arguments, **named)
 
     trainer = Corrected(
@@ -179,11 +178,11 @@ def _run_trl(
     }
 
 
-def feed(rows: list[TrainingRow], told: list[Floats], *, by_row: bool) -> dict[str, list[Any]]:
+def feed(rows: list[TrainingRow], given: list[Floats], *, by_row: bool) -> dict[str, list[Any]]:
     """What ``rollout_func`` returns for weighed rows; ``value`` goes to the reward function.
 
     Args:
-        told: For each row, what TRL is told to be its log-probabilities, as long as the row. Only trained tokens count.
+        given: For each row, what TRL takes for its log-probabilities, as long as the row. Only trained tokens count.
         by_row: Whether TRL's loss is a mean over each row's tokens and then over rows; else it is over all trained tokens.
     """
     trained = [int(row.trained.sum()) for row in rows]
@@ -196,7 +195,7 @@ def feed(rows: list[TrainingRow], told: list[Floats], *, by_row: bool) -> dict[s
     starts = [int(row.trained.argmax()) for row in rows]
     stops = [int(np.flatnonzero(row.trained)[-1]) + 1 for row in rows]
     cut = list(zip(rows, starts, stops, strict=True))
-    known = [np.where(row.trained, values, 0.0) for row, values in zip(rows, told, strict=True)]
+    known = [np.where(row.trained, values, 0.0) for row, values in zip(rows, given, strict=True)]
     fed: dict[str, list[Any]] = {
         "prompt_ids": [row.token_ids[:start].tolist() for row, start, _ in cut],
         "completion_ids": [row.token_ids[start:stop].tolist() for row, start, stop in cut],

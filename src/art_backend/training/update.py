@@ -9,7 +9,7 @@ from torch import Tensor
 
 from art.wire import KlPlace, TrainOptions
 from art_backend.training.algorithms.losses import TokenBatch, TokenLoss, log_ratio_to, policy_loss, shape_advantages
-from art_backend.training.algorithms.presets import PRESETS
+from art_backend.training.algorithms.presets import PRESETS, clip_ranges
 from art_backend.training.metrics import SftMeter, StepMeter
 from art_backend.training.policy.base import Policy
 from art_backend.training.rows.packing import Pack
@@ -117,15 +117,3 @@ def _shape(part: Sequence[PackWork], coef: float) -> None:
     mean = float(torch.cat(kls).double().mean())
     for item, kl in zip(part, kls, strict=True):
         item.targets.advantages = shape_advantages(item.targets.advantages, kl, mean, coef)
-
-
-def clip_ranges(options: TrainOptions) -> tuple[float, float]:
-    """The lower and the upper clip range: as asked for, else the algorithm's own.
-
-    A lower range that was asked for alone also is the upper one where the algorithm's are equal.
-    """
-    preset = PRESETS[options.algorithm]
-    low = preset.epsilon if options.epsilon is None else options.epsilon
-    if options.epsilon_high is not None:
-        return low, options.epsilon_high
-    return low, low if preset.epsilon == preset.epsilon_high else preset.epsilon_high

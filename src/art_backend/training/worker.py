@@ -76,7 +76,7 @@ def _read_commands(commands: "queue.Queue[dict[str, Any]]") -> None:
     for line in sys.stdin:
         if line.strip():
             commands.put(json.loads(line))
-    os._exit(0)  # the parent is gone, or wants us to be
+    os._exit(0)  # the parent is gone, or ends us
 
 
 def _serve(commands: "queue.Queue[dict[str, Any]]", events: _Events) -> None:

@@ -15,7 +15,7 @@ from art_backend.training.policy.attention import (
     dense_mask,
     query_blocks,
 )
-from art_backend.training.policy.lora import FusedLoraLinear
+from art_backend.training.policy.fused import FusedLoraLinear
 from art_backend.training.rows.packing import TrainingRow, pack_rows
 
 CPU = torch.device("cpu")

@@ -10,11 +10,11 @@ import torch
 from art.wire import SftOptions, TrainOptions
 from art_backend.errors import BadRequestError
 from art_backend.training import update
+from art_backend.training.algorithms.presets import clip_ranges
 from art_backend.training.policy.adapter import AdapterPolicy
 from art_backend.training.rows.packing import plain_pack
 from art_backend.training.trainer import Trainer
 from art_backend.training.types import SftInput, StepInput
-from art_backend.training.update import clip_ranges
 
 
 def step_of(groups, step=1, **options):

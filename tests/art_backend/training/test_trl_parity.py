@@ -93,7 +93,7 @@ def our_loss_and_gradient(policy, group, algorithm, kl_coef):
         )
         loss.loss.backward()
         total += loss.loss.item()
-    return total, {name: view.clone() for name, view in policy.named_gradients()}
+    return total, {name: view.clone() for name, view in policy._flat_views(policy.gradient).items()}
 
 
 class Recorder(TrainerCallback):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from art.wire import Algorithm
+from art.wire import Algorithm, TrainOptions
 from art_backend.training.algorithms.advantages import (
     AdvantageFunction,
     batch_normalised,
@@ -44,3 +44,15 @@ PRESETS: dict[Algorithm, Preset] = {
     Algorithm.RLOO: Preset(leave_one_out, "token", clipped, "token", 0.2, 0.2),
     Algorithm.REINFORCE_PLUS_PLUS: Preset(batch_normalised, "token", clipped, "token", 0.2, 0.2),
 }
+
+
+def clip_ranges(options: TrainOptions) -> tuple[float, float]:
+    """The lower and the upper clip range: the options', else the algorithm's own.
+
+    A lower range alone also sets the upper one where the algorithm's two are equal.
+    """
+    preset = PRESETS[options.algorithm]
+    low = preset.epsilon if options.epsilon is None else options.epsilon
+    if options.epsilon_high is not None:
+        return low, options.epsilon_high
+    return low, low if preset.epsilon == preset.epsilon_high else preset.epsilon_high

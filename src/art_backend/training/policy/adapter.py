@@ -18,8 +18,7 @@ from art_backend.models.compute import choose_device, choose_dtype
 from art_backend.training.policy import unsloth
 from art_backend.training.policy.attention import Kind
 from art_backend.training.policy.base import Policy, choose_attention, load_base
-from art_backend.training.policy.fused import fuse
-from art_backend.training.policy.lora import FusedLoraLinear
+from art_backend.training.policy.fused import FusedLoraLinear, fuse
 from art_backend.training.state import save_tensors
 from art_backend.training.types import Precision
 

@@ -117,10 +117,6 @@ class Policy(ABC):
             for (name, parameter), part in zip(self._parameters.items(), flat.split(sizes), strict=True)
         }
 
-    def named_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """(parameter name, its part of ``gradient``)"""
-        yield from self._flat_views(self.gradient).items()
-
     def gradient_norm(self) -> float:
         """Euclidean norm of ``gradient``, added up in float64, of which only parts are in memory at a time."""
         return float(torch.stack([part.double().norm() for part in self.gradient.split(NORM_PART)]).norm())

@@ -111,7 +111,7 @@ def build_batch(
                 members.append(member)
                 sampled_by.setdefault(g, set()).update(version for row in rows for version in _versions(row))
     everything = [trajectory for group in step.groups for trajectory in group]
-    spoken = [trajectory for trajectory in everything if any(any(row.sampled) for row in trajectory.rows)]
+    sampled_here = [trajectory for trajectory in everything if any(any(row.sampled) for row in trajectory.rows)]
     metrics = {
         "reward/mean": float(np.concatenate(rewards).mean()),
         "reward/std_dev": float(np.mean(deviations)) if deviations else 0.0,
@@ -120,14 +120,14 @@ def build_batch(
         "data/step_num_groups_dropped": float(len(trainable) - (sum(trainable) if members else 0)),
         "data/step_num_trajectories": float(len(everything)),
         "data/step_num_trajectories_trained": float(len(members)),
-        "data/step_num_trajectories_without_tokens": float(len(everything) - len(spoken)),
+        "data/step_num_trajectories_without_tokens": float(len(everything) - len(sampled_here)),
         "data/step_num_overlong": float(overlong.count),
-        "data/rows_per_trajectory": sum(len(t.rows) for t in spoken) / max(len(spoken), 1),
+        "data/rows_per_trajectory": sum(len(t.rows) for t in sampled_here) / max(len(sampled_here), 1),
     }
     if any(sampled_by.values()):
         stale = sum(any(version < step.step - 1 for version in versions) for versions in sampled_by.values())
         metrics["data/step_num_groups_stale"] = float(stale)
-    reason = None if members else _why_nothing(trainable, bool(spoken), overlong)
+    reason = None if members else _why_nothing(trainable, bool(sampled_here), overlong)
     warnings = overlong.warnings() + _warn_of_unknown(members)
     if structures is not None and structures.lost:
         warnings.append(
@@ -223,8 +223,8 @@ def _warn_of_unknown(members: Sequence[Member]) -> list[str]:
     ]
 
 
-def _why_nothing(trainable: list[bool], spoken: bool, overlong: OverlongRule) -> str:
-    if not spoken:
+def _why_nothing(trainable: list[bool], sampled_here: bool, overlong: OverlongRule) -> str:
+    if not sampled_here:
         return (
             "No trajectory holds a token that was sampled here. Let the agent call the rollout's own base_url with its api_key, or"
             " append the sampled choices; shorten prompts that fill the context."

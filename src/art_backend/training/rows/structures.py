@@ -4,7 +4,7 @@ A token that was sampled under a structure comes from the policy's distribution 
 is the distribution whose log-probability the engine reports and whose gradient the step takes: the trainer replays the structure
 over the sampled ids and masks its own logits as the engine did. So the importance ratio is 1 for an unchanged policy, and the gap
 between engine and trainer stays a measure of arithmetic alone. Where the structure left no choice, the ratio is 1 and the gradient 0,
-whatever the policy would have liked to say: nothing is learned from words that were put into its mouth.
+whatever the policy prefers: forced tokens contribute no gradient.
 """
 
 from pathlib import Path
