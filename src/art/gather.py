@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Generator, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, cast
 
 from art.rollouts.failures import GatherContext, gather_or_cancel, get_gather_context, set_gather_context
 from art.trajectories import PendingGroup, Trajectory, TrajectoryGroup, record_metrics
@@ -31,15 +31,6 @@ __all__ = [
     "wrap_group_awaitable",
     "wrap_trajectories_awaitable",
 ]
-
-
-@runtime_checkable
-class SizedAwaitable(Protocol):
-    """An awaitable of a group that knows how many trajectories it will run, and counts each by itself."""
-
-    _num_trajectories: int
-
-    def __await__(self) -> Generator[Any, None, TrajectoryGroup]: ...
 
 
 AfterEach = Callable[[TrajectoryGroup], Awaitable[TrajectoryGroup | list[TrajectoryGroup] | None]]
@@ -222,7 +213,7 @@ async def wrap_group_awaitable(
         What is to stand in its place: nothing if it failed within the budget or ``after_each`` dropped it.
     """
     context = get_gather_context()
-    if isinstance(awaitable, SizedAwaitable):  # its members count themselves, successes and failures alike
+    if isinstance(awaitable, PendingGroup):  # its members count themselves, successes and failures alike
         group = await awaitable
     else:
         # Members that the awaitable runs share means and failures, but the bar counts the awaitable as one.
@@ -300,7 +291,7 @@ def close_unstarted(source: Any) -> None:
 
 def size_of(group: Any) -> int:
     """How many trajectories an awaitable of a group will run, as far as it says; else 1."""
-    return group._num_trajectories if isinstance(group, SizedAwaitable) else 1  # pyright: ignore[reportPrivateUsage]
+    return group._num_trajectories if isinstance(group, PendingGroup) else 1  # pyright: ignore[reportPrivateUsage]
 
 
 @contextlib.contextmanager

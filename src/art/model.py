@@ -44,7 +44,7 @@ class Model(LoggedModel[ModelConfig, StateType], Generic[ModelConfig, StateType]
         """The registered backend.
 
         Raises:
-            ValueError: There is none.
+            ValueError: The model is not registered.
         """
         if self._backend is None:
             raise ValueError(f"Model {self.name!r} is not registered: `await model.register(backend)` first.")
@@ -109,7 +109,7 @@ class Model(LoggedModel[ModelConfig, StateType], Generic[ModelConfig, StateType]
     async def rollout(self, step: int | None = None) -> AsyncGenerator[Rollout]:
         """One run of the agent at the model's endpoint, so that a rollout function of a model that learns runs here too.
 
-        Nothing is captured at the endpoint. Clients of the rollout record, as ``art.capture`` says; ``fill`` tells what they did.
+        Nothing is captured at the endpoint. Clients of the rollout record, as ``art.capture`` says; ``fill`` adds what they recorded.
 
         Raises:
             ValueError: A ``step`` was given: the model has no versions. Or the endpoint is not known.

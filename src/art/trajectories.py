@@ -321,16 +321,6 @@ class TrajectoryGroup(BaseModel):
             setattr(twin, name, copy.copy(getattr(self, name)))
         return twin
 
-    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        memo = {} if memo is None else memo
-        if id(self) in memo:
-            return memo[id(self)]
-        twin = self.__copy__()
-        memo[id(self)] = twin
-        for name in type(self).model_fields:
-            setattr(twin, name, copy.deepcopy(getattr(self, name), memo))
-        return twin
-
 
 def record_metrics(context: GatherContext, trajectory: Trajectory) -> None:
     """Set ``metrics["completion_tokens"]`` where it can be known, and add everything to the running means."""

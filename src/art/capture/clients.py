@@ -221,7 +221,7 @@ def _keep(call: _Call, response: BaseModel, choice: Choice | None) -> None:
 
 
 def _tee(response: Any, on_end: Callable[[bytes], None]) -> Any:
-    """Pass a response's stream on and hand over what passed, at its end or when it is closed."""
+    """Pass a response's stream on; give what passed to ``on_end`` when the stream ends or is closed."""
     stream = response.stream
     package = sys.modules[type(response).__module__.partition(".")[0]]  # a client's own: httpx or httpx2
 

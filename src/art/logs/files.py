@@ -83,7 +83,7 @@ def append_line(path: Path, line: str) -> None:
 
 @contextmanager
 def writing(what: str, directory: Path) -> Generator[None]:
-    """Tell what could not be written, where, and what to do, instead of a bare ``OSError``."""
+    """Say in an ``OSError`` what could not be written, where, and what to do."""
     try:
         yield
     except OSError as error:
@@ -106,7 +106,7 @@ def held_alone(path: Path, refusal: Exception) -> Generator[None]:
     """Hold the lock that goes with ``path``, or fail at once. The death of the process that holds it frees it.
 
     Raises:
-        Exception: ``refusal``: somebody else holds it, in this process or in another.
+        Exception: ``refusal``: another caller holds it, in this process or another.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("a") as lock:

@@ -124,7 +124,7 @@ class LoggedModel(BaseModel, Generic[ModelConfig, StateType]):
     # Metrics
 
     def metrics_builder(self, cost_context: str | None = None) -> MetricsBuilder:
-        """The builder of a context; ``None``: of ``"train"``. Totals go on from ``state.json``."""
+        """The builder of a context; ``None``: of ``"train"``. Totals continue from ``state.json``."""
         if self._builder is None:
             self._builder = MetricsBuilder("train")
             if (stored := (self.read_state() or cast(StateType, {})).get(TOTALS)) is not None:

@@ -102,7 +102,7 @@ class RewardModel:
         """Load a reward model that was saved.
 
         Raises:
-            BadRequestError: There is none at ``path``.
+            BadRequestError: ``path`` holds no reward model.
         """
         return await cls._open(LoadReward(path=_absolute(path)))
 

@@ -80,7 +80,7 @@ async def acompletion(**arguments: Any) -> Any:
 
 @runtime_checkable
 class ModelResponse(Protocol):
-    """Stands for litellm's response type, which is not loaded for its sake: whatever holds choices is one."""
+    """Any response with choices. litellm's own type is not imported just to check for it."""
 
     choices: list[Any]
 

@@ -45,7 +45,7 @@ class RewardWorker:
                 await process.stdin.drain()
                 line = await process.stdout.readline()
             except (ConnectionError, asyncio.CancelledError) as error:
-                await self._end()  # an answer that nobody waits for must not be taken for the next one's
+                await self._end()  # or the next call would read this answer
                 if isinstance(error, asyncio.CancelledError):
                     raise
                 line = b""

@@ -1,1 +1,1 @@
-"""Rollouts: one run of the agent, batches of runs, and what training is told of them."""
+"""Rollouts: one run of the agent, its environment and failures, and what is sent of it for training."""

@@ -79,7 +79,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 @dataclass
 class GatherContext:
-    """The state of one gathering: its bar, its running means, and how many failures it bears."""
+    """The state of one gathering: its bar, its running means, and how many failures it tolerates."""
 
     pbar: "tqdm[Any] | None" = None
     metric_sums: dict[str, float] = field(default_factory=dict[str, float])
@@ -149,7 +149,7 @@ def set_gather_context(context: GatherContext) -> Generator[GatherContext]:
 
 
 def get_gather_context() -> GatherContext:
-    """The current context; outside of any gathering, a fresh one that bears no failure."""
+    """The current context; outside of any gathering, a new one that tolerates no failure."""
     return _context.get() or GatherContext()
 
 

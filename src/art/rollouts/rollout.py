@@ -106,7 +106,7 @@ async def record_rollout(client: "AsyncOpenAI") -> AsyncGenerator[Rollout]:
 
 
 def read_conversations(tree: RolloutTree) -> list[History]:
-    """The conversations of a rollout, one for each sampled turn that none goes on from."""
+    """The conversations of a rollout: one for each sampled turn that no other turn continues."""
     nodes = {node.id: node for node in tree.nodes}
     continued = {node.parent for node in tree.nodes if not node.sampled}
     histories: list[History] = []
@@ -124,7 +124,7 @@ def read_conversations(tree: RolloutTree) -> list[History]:
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """Text that a completion went on from is told as a user's."""
+    """A message; the text that a completion continued becomes a user's."""
     return {"role": "user", "content": message["content"]} if message["role"] == "text" else message
 
 

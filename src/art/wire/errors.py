@@ -18,7 +18,7 @@ class ErrorCode(StrEnum):
     CONFLICT = "conflict"
     """The request contradicts what is stored, such as a name registered with another base model."""
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
-    """The prompt leaves no room for a completion. The rollout goes on, marked as truncated."""
+    """The prompt leaves no room for a completion. The rollout continues, marked as truncated."""
     MODEL_NOT_AVAILABLE = "model_not_available"
     """The base model could not be found or loaded."""
     BUSY = "busy"

@@ -29,7 +29,7 @@ TERMINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.INTER
 
 
 class Job(Wire):
-    """Work that goes on after the request that began it."""
+    """Work that outlives the request that started it."""
 
     id: str
     kind: JobKind

@@ -66,7 +66,7 @@ class TokenRow(Wire):
     sampled: list[bool]
     """True where this row trains the token. A sampled token that another row trains is False here."""
     logprobs: list[float] | None
-    """Log-probability of each sampled token under the policy that sampled it; 0.0 elsewhere. ``None`` where nobody knows:
+    """Log-probability of each sampled token under the policy that sampled it; 0.0 elsewhere. ``None`` where unknown:
     the trainer takes the policy's own, as it is before the step."""
     policy_versions: list[int]
     """The policy version that sampled each token; -1 for observed tokens."""

@@ -40,7 +40,7 @@ class Overlong(StrEnum):
 
 
 class TrainerKind(StrEnum):
-    """Who computes the update. Either goes on from the other's checkpoints."""
+    """Who computes the update. Each can continue from the other's checkpoints."""
 
     ART = "art"
     TRL = "trl"
@@ -57,7 +57,7 @@ class KlPlace(StrEnum):
 
 
 class Schedule(StrEnum):
-    """How the learning rate goes on after the warm-up."""
+    """The learning rate after the warm-up."""
 
     CONSTANT = "constant"
     LINEAR = "linear"
