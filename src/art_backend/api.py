@@ -1,4 +1,4 @@
-"""The control API: models, training, jobs, checkpoints, metrics and health under ``/api/v1``."""
+"""The control API: models, rollouts, training, jobs, checkpoints, metrics and health under ``/api/v1``."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine
 from importlib.metadata import version
@@ -12,6 +12,7 @@ from art.wire import (
     API_PREFIX,
     PROTOCOL_VERSION,
     CheckpointList,
+    CreateRollout,
     Health,
     Job,
     MetricHistory,
@@ -20,13 +21,17 @@ from art.wire import (
     Name,
     PruneCheckpoints,
     RegisterModel,
+    RolloutInfo,
+    RolloutRows,
+    RolloutTree,
     TrainRequest,
     TrainSftRequest,
     Version,
 )
 from art_backend.auth import Keyring
-from art_backend.gateway.keys import read_key
+from art_backend.gateway.app import read_key
 from art_backend.service import Service
+from art_backend.store.captures import CaptureStore
 from art_backend.web.bodies import MAX_CONTROL_BYTES, BodyReader, parse_body
 
 EVENT_KEEP_ALIVE_S = 10.0
@@ -65,6 +70,41 @@ class _ReadRequest(Request):
 
     async def json(self) -> Any:
         return self._parsed
+
+
+def build_rollouts(
+    captures: CaptureStore, require_model: Callable[[str, str], Any], route_class: type[APIRoute]
+) -> APIRouter:
+    """Return the router.
+
+    Args:
+        require_model: Raises NotFoundError for a model that is not served.
+        route_class: Lets only the service's key pass.
+    """
+    router = APIRouter(prefix=API_PREFIX, tags=["rollouts"], route_class=route_class)
+
+    @router.post("/rollouts")
+    async def create_rollout(body: CreateRollout) -> RolloutInfo:
+        """Make a rollout and its key. The key is told this once."""
+        require_model(body.project, body.model)
+        return captures.create_rollout(body.project, body.model, body.step, body.metadata)
+
+    @router.get("/rollouts/{rollout}")
+    async def get_rollout(rollout: Name) -> RolloutTree:
+        """The rollout and its tree: every message, with the ids that it added."""
+        return captures.describe(rollout)
+
+    @router.get("/rollouts/{rollout}/trajectory")
+    async def get_rows(rollout: Name) -> RolloutRows:
+        """The rows that would be trained: exact ids, in order."""
+        return captures.rows(rollout)
+
+    @router.delete("/rollouts/{rollout}", status_code=204)
+    async def delete_rollout(rollout: Name) -> None:
+        """Delete a rollout and its tokens."""
+        captures.delete(rollout)
+
+    return router
 
 
 def build_api(service: Service, route_class: type[APIRoute]) -> APIRouter:

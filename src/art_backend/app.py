@@ -13,10 +13,9 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from art.wire import ApiError, ApiErrorBody, ErrorCode
-from art_backend.api import build_api, service_only
+from art_backend.api import build_api, build_rollouts, service_only
 from art_backend.errors import ServiceError
 from art_backend.gateway.app import build_gateway
-from art_backend.gateway.rollouts import build_rollouts
 from art_backend.service import Service
 from art_backend.serving.exposition import build_exposition
 from art_backend.store.database import explain_damage

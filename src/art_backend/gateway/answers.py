@@ -62,14 +62,14 @@ class Part:
 
 @dataclass(slots=True)
 class Completed:
-    """One sampled answer."""
+    """One sampled answer, while it grows and after."""
 
-    message: ParsedMessage
-    finish_reason: str
-    """``stop``, ``length`` or ``tool_calls``."""
-    ids: "array[int]"
-    logprobs: "array[float]"
-    top_logprobs: TopLogprobs
+    message: ParsedMessage = field(default_factory=ParsedMessage)
+    finish_reason: str = "abort"
+    """``stop``, ``length`` or ``tool_calls``; ``abort`` until it has ended."""
+    ids: "array[int]" = field(default_factory=lambda: array("i"))
+    logprobs: "array[float]" = field(default_factory=lambda: array("d"))
+    top_logprobs: TopLogprobs = field(default_factory=TopLogprobs)
     stop_string: str | None = None
     """The stop string that ended it."""
     turn: Turn | None = None
@@ -77,6 +77,13 @@ class Completed:
     policy_version: int = 0
     context_full: bool = False
     """Whether the end of the context cut it, not the limit that was asked for."""
+
+    def add(self, part: Part) -> None:
+        """Append what came new."""
+        self.message.extend(part.message)
+        self.ids.extend(part.ids)
+        self.logprobs.extend(part.logprobs)
+        self.top_logprobs += part.top_logprobs
 
     @property
     def overflow(self) -> bool:

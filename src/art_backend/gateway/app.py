@@ -1,7 +1,7 @@
 """The data plane: ``/v1`` and ``/r/{rollout}/v1``, with errors in the caller's protocol."""
 
 import hashlib
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -19,7 +19,6 @@ from art_backend.gateway.dialects.messages import MESSAGES, read_count
 from art_backend.gateway.dialects.responding import AnswerResponse, ErrorResponse, Surface, tell
 from art_backend.gateway.dialects.responses import RESPONSES
 from art_backend.gateway.dialects.stored_responses import add_stored_responses
-from art_backend.gateway.keys import read_key
 from art_backend.gateway.limits import ProjectLimits, check_extent
 from art_backend.gateway.ports import Identity, ModelDirectory
 from art_backend.gateway.turns import TurnTaker
@@ -143,6 +142,14 @@ def build_gateway(
         router.add_api_route(f"{prefix}/models", list_models, methods=["GET"])
         router.add_api_route(f"{prefix}/models/{{model:path}}", retrieve_model, methods=["GET"])
     return router
+
+
+def read_key(headers: Mapping[str, str]) -> str | None:
+    """The key in ``Authorization: Bearer`` or ``x-api-key``."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    return headers.get("x-api-key") or None
 
 
 def check_rollout(rollout: str) -> None:

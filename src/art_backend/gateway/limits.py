@@ -1,19 +1,25 @@
 """Limits of model calls: how large one may be, and how many completions of one project are sampled at the same time.
 
 More wait in a bounded queue, in which callers take turns. One project's burst then neither starves the others in the engine's
-queue nor grows without end, and one caller's burst does not keep the project's other callers waiting.
+queue nor grows without end, and one caller's burst does not keep the project's other callers waiting. The same holds for work
+beside the event loop.
 """
 
 import asyncio
+import weakref
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import orjson
 
 from art_backend.errors import BadRequestError, BusyError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 MAX_CALLS = 256
 MAX_QUEUE = 8192
@@ -190,3 +196,21 @@ class ProjectLimits:
             self._leave(state, first)
             state.running += first.places
             first.turn.set_result(None)
+
+
+class FairThreads:
+    """A few threads for work beside the event loop: no caller's second piece of work goes before another's first.
+
+    Args:
+        threads: How many pieces of work run at the same time.
+    """
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._threads = ThreadPoolExecutor(threads, name)
+        self._callers: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    async def run(self, caller: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``work`` when the caller's earlier work is done and a thread is free; return its result."""
+        lock = self._callers.setdefault(caller, asyncio.Lock())
+        async with lock:
+            return await asyncio.wrap_future(self._threads.submit(work, *args, **kwargs))

@@ -1,9 +1,9 @@
-"""What a model call says, and how it is placed in a tree: as messages, or as one text."""
+"""One prompt of a model call, and its place in a tree: a ``Conversation`` of messages, or one ``Text``. Both have the same methods."""
 
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
@@ -17,51 +17,6 @@ from art_backend.tokens.render import ChatRenderer, Message
 from art_backend.tokens.tree import Digest, Prompt, Tree, extend_digest
 
 MessageStream = TextMessageStream | KnownMessageStream
-
-
-class Source(Protocol):
-    """One prompt of a call."""
-
-    def size(self) -> int:
-        """Characters of all of it: how much work it is to render."""
-        ...
-
-    def least_tokens(self, renderer: ChatRenderer) -> int:
-        """Tokens that its prompt will have at least."""
-        ...
-
-    def depth(self, tree: Tree) -> int:
-        """How much of it was seen in a tree; 0 if nothing that was sampled there."""
-        ...
-
-    def place(self, tree: Tree, renderer: ChatRenderer) -> Prompt: ...
-
-    def structure(self, renderer: ChatRenderer, prompt: Sequence[int]) -> Structure | None:
-        """What form a completion must have; ``None`` if it is free. Raises BadRequestError where that cannot be enforced."""
-        ...
-
-    def demands(self) -> Iterator[tuple[Structure, str]]:
-        """The parts of the structure, each with the field that demanded it."""
-        ...
-
-    @property
-    def structure_field(self) -> str:
-        """The field to blame for a structure that the engine refuses."""
-        ...
-
-    def parse(self, renderer: ChatRenderer, completion: Sequence[int], prompt: Sequence[int]) -> ParsedMessage: ...
-
-    def stream(self, renderer: ChatRenderer, prompt: Sequence[int], stops: Sequence[str]) -> MessageStream: ...
-
-    def remember(
-        self, renderer: ChatRenderer, parsed: ParsedMessage, ids: Sequence[int]
-    ) -> tuple[Message, Digest | None]:
-        """The message to keep of a completion, and the place after it where the message does not tell it."""
-        ...
-
-    def forget(self) -> None:
-        """Let go of what only placing needed: an answer is kept for retries, the history before it is in the tree."""
-        ...
 
 
 @dataclass(slots=True)
@@ -81,13 +36,16 @@ class Conversation:
     """Place before the answer."""
 
     def size(self) -> int:
+        """Characters of the whole prompt: how much work rendering it takes."""
         return len(self.begun) + len(orjson.dumps([self.messages, self.tools, self.template_arguments]))
 
     def least_tokens(self, renderer: ChatRenderer) -> int:
+        """A lower bound of the prompt's tokens."""
         content = len(self.begun) + sum(len(message["content"]) for message in self.messages)
         return max(len(self.messages), content // renderer.longest_token)
 
     def depth(self, tree: Tree) -> int:
+        """How much of it a tree has seen; 0 if nothing that was sampled there."""
         return tree.known_messages(self.messages, self.tools, self.template_arguments)
 
     def place(self, tree: Tree, renderer: ChatRenderer) -> Prompt:
@@ -107,6 +65,7 @@ class Conversation:
         return self.tools if self.form.parse_calls else None
 
     def structure(self, renderer: ChatRenderer, prompt: Sequence[int]) -> Structure | None:
+        """The form that a completion must have; ``None`` if it is free. Raises BadRequestError where that cannot be enforced."""
         structure = self.form.structure(renderer, prompt, self.tools)
         if structure is not None and self.begun:
             raise BadRequestError(
@@ -116,15 +75,18 @@ class Conversation:
         return structure
 
     def demands(self) -> Iterator[tuple[Structure, str]]:
+        """The parts of the structure, each with the field that demanded it."""
         return self.form.parts(self.tools)
 
     @property
     def structure_field(self) -> str:
+        """The field to blame for a structure that the engine refuses."""
         return self.form.words_field or "tools"
 
     def remember(
         self, renderer: ChatRenderer, parsed: ParsedMessage, ids: Sequence[int]
     ) -> tuple[Message, Digest | None]:
+        """The message to keep of a completion, and the place after it where the message does not say it."""
         message = as_message(parsed)
         if not self.begun:
             return message, None
@@ -132,6 +94,7 @@ class Conversation:
         return message, extend_digest(self._before, message)
 
     def forget(self) -> None:
+        """Drop what only placing needed: retries keep the answer, and the tree keeps the history."""
         self.messages, self.tools, self.form = [], None, Form()
 
 
@@ -194,6 +157,9 @@ class Text:
         if isinstance(self.prompt, str):
             return PlainText(b"text", self.prompt.encode(), tokenise)
         return PlainText(b"ids", array("i", self.prompt).tobytes(), tokenise)
+
+
+Source = Conversation | Text
 
 
 def as_message(parsed: ParsedMessage) -> Message:

@@ -5,27 +5,26 @@ A protocol's module normalises its requests to a ``Call``, and gives the ``Answe
 
 import asyncio
 from array import array
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from art.wire import RolloutKind
 from art_backend.engines.client import EngineError
-from art_backend.engines.contract import Generation
 from art_backend.errors import BadRequestError, BusyError, EngineFailedError, ServiceError
 from art_backend.gateway.ambient import AmbientRollouts
-from art_backend.gateway.answers import Answer, Call, Completed, Part, TopLogprobs
+from art_backend.gateway.answers import Answer, Call, Completed, Part
 from art_backend.gateway.dialects.toolbox import Alias
-from art_backend.gateway.limits import ProjectLimits, check_choices
+from art_backend.gateway.limits import FairThreads, ProjectLimits, check_choices
 from art_backend.gateway.ports import Identity, Lease, ModelDirectory, ServedModel
 from art_backend.gateway.retries import RetryWindow
 from art_backend.gateway.sampling import Plan, plan_sampling
 from art_backend.gateway.sources import Conversation, MessageStream, Source
-from art_backend.gateway.structures import StructureGuard
-from art_backend.gateway.threads import FairThreads
 from art_backend.store.captures import CaptureStore
+from art_backend.tokens.grammar import Structure
+from art_backend.tokens.grammar.check import CHECKER
 from art_backend.tokens.parse import ParsedMessage
 from art_backend.tokens.tree import Prompt, Sampled, Tree, Turn
 
@@ -42,25 +41,8 @@ class _Placed:
     tree: Tree
     prompt: Prompt
     ids: "array[int]"
-    plan: Plan | None
-    """Of its completions; ``None`` when it leaves no room for any."""
-
-
-@dataclass(slots=True)
-class _Collected:
-    """One completion as it grows."""
-
-    ids: "array[int]" = field(default_factory=lambda: array("i"))
-    logprobs: "array[float]" = field(default_factory=lambda: array("d"))
-    top_logprobs: TopLogprobs = field(default_factory=TopLogprobs)
-    message: ParsedMessage = field(default_factory=ParsedMessage)
-    finish_reason: str = "abort"
-    stop_string: str | None = None
-
-    def add(self, ids: Sequence[int], logprobs: Sequence[float], top_logprobs: TopLogprobs) -> None:
-        self.ids.extend(ids)
-        self.logprobs.extend(logprobs)
-        self.top_logprobs += top_logprobs
+    plan: Plan
+    """The call's plan, cut to the room that the prompt leaves."""
 
 
 class TurnTaker:
@@ -70,8 +52,8 @@ class TurnTaker:
         self.directory = directory
         self.captures = captures
         self._limits = limits
-        self._structures = StructureGuard()
         self._rendering = FairThreads(2, "rendering")
+        self._compiling = FairThreads(1, "structures")
         self._ambient = AmbientRollouts(captures)
         self._window: RetryWindow[Answer] = RetryWindow()
 
@@ -152,32 +134,48 @@ class TurnTaker:
         call, model = answer.call, answer.model
         placed = [await self._place(identity, model, step, source, call.plan) for source in call.sources]
         longest = model.max_sequence_length
-        answer.prompt_tokens = sum(min(len(one.ids), longest) if one else longest for one in placed)
-        choices = list(enumerate(one for one in placed for _ in range(call.plan.n)))
-        sampled = [(choice, one, one.plan) for choice, one in choices if one and one.plan]
-        if sampled:
+        answer.prompt_tokens = sum(len(one.ids) if one else longest for one in placed)
+        choices = [(i, one) for i, one in enumerate(one for one in placed for _ in range(call.plan.n)) if one]
+        sampled: dict[int, Completed] = {}
+        if choices:
             async with model.lease(step) as lease:
-                collected = await _run_all([_sample(lease, one, plan, answer, choice) for choice, one, plan in sampled])
-            version = lease.policy_version
-        else:
-            collected, version = [], 0
-        answer.completed = self._finish(identity, answer, placed, version, collected)
+                completed = await _run_all([_sample(lease, one, answer, choice) for choice, one in choices])
+            sampled = dict(zip((choice for choice, _ in choices), completed, strict=True))
+        answer.completed = self._finish(identity, answer, placed, sampled)
         for source in call.sources:
             source.forget()
 
     async def _place(
         self, identity: Identity, model: ServedModel, step: int | None, source: Source, plan: Plan
     ) -> _Placed | None:
-        """Find a prompt's place in its rollout's tree; ``None`` when it is certain to be too long."""
+        """Find a prompt's place in its rollout's tree; ``None`` when it leaves no room for a completion."""
         if source.least_tokens(model.renderer) > model.max_sequence_length:
             return None
         rollout, tree, prompt = await self._find_place(identity, model, step, source)
         ids, renderer = prompt.path_ids(), model.renderer
-        room, structure = model.max_sequence_length - len(ids), source.structure(renderer, ids)
+        structure = source.structure(renderer, ids)
         if structure is not None:
-            await self._structures.check(rollout or _name_caller(model), structure, source)
-        fitted = plan.fit(room, renderer.stop_token_ids, structure) if room > 0 else None
-        return _Placed(source, rollout, tree, prompt, ids, fitted)
+            await self._check_structure(rollout or _name_caller(model), structure, source)
+        room = model.max_sequence_length - len(ids)
+        if room <= 0:
+            return None
+        return _Placed(source, rollout, tree, prompt, ids, plan.fit(room, renderer.stop_token_ids, structure))
+
+    async def _check_structure(self, caller: str, structure: Structure, source: Source) -> None:
+        """Raise BadRequestError for a structure that cannot be enforced; the error names the field that demanded it."""
+        if (problem := await self._explain_structure(caller, structure)) is None:
+            return
+        field = source.structure_field
+        for part, at in source.demands():
+            if (of_part := await self._explain_structure(caller, part)) is not None:
+                problem, field = of_part, at
+                break
+        raise BadRequestError(f"{field}: cannot be enforced: {problem}.", param=field)
+
+    async def _explain_structure(self, caller: str, structure: Structure) -> str | None:
+        """Why a structure cannot be enforced; a new one is tried beside the event loop."""
+        known = CHECKER.recall(structure) or await self._compiling.run(caller, CHECKER.judge, structure)
+        return known.problem
 
     async def _find_place(
         self, identity: Identity, model: ServedModel, step: int | None, source: Source
@@ -195,74 +193,44 @@ class TurnTaker:
         return rollout, tree, prompt
 
     def _finish(
-        self,
-        identity: Identity,
-        answer: Answer,
-        placed: Sequence["_Placed | None"],
-        version: int,
-        collected: "Sequence[_Collected]",
+        self, identity: Identity, answer: Answer, placed: Sequence[_Placed | None], sampled: Mapping[int, Completed]
     ) -> list[Completed]:
-        """Store what was sampled, durably, and make answers of it. A prompt without room ends the episode as truncated."""
-        n, remaining = answer.call.plan.n, list(collected)
+        """Store what was sampled, durably. A prompt without room has an empty answer, and ends the episode as truncated."""
+        n = answer.call.plan.n
         completed: list[Completed] = []
-        for index, one in enumerate(placed):
-            if one is None or one.plan is None:
+        for at, one in enumerate(placed):
+            choices = range(at * n, (at + 1) * n)
+            if one is None:
                 if identity.rollout is not None:
                     self.captures.mark_truncated(identity.rollout)
-                completed += [_overflow(identity) for _ in range(n)]
+                completed += [
+                    Completed(finish_reason="length", rollout=identity.rollout, context_full=True) for _ in choices
+                ]
             else:
-                turn_ids = answer.turn_ids[index * n : (index + 1) * n]
-                completed += self._commit(one, one.plan, version, remaining[:n], turn_ids, answer)
-                remaining = remaining[n:]
+                mine = [sampled[choice] for choice in choices]
+                if one.rollout is not None:
+                    self._commit(one, one.rollout, mine, [answer.turn_ids[choice] for choice in choices], answer)
+                completed += mine
         return completed
 
     def _commit(
-        self,
-        placed: _Placed,
-        plan: Plan,
-        version: int,
-        collected: "Sequence[_Collected]",
-        turn_ids: Sequence[str],
-        answer: Answer,
-    ) -> list[Completed]:
-        completed = [
-            Completed(
-                message=one.message,
-                finish_reason=_finish_reason(one),
-                ids=one.ids,
-                logprobs=one.logprobs,
-                top_logprobs=one.top_logprobs,
-                stop_string=one.stop_string,
-                rollout=placed.rollout,
-                policy_version=version,
-                context_full=one.finish_reason == "length"
-                and plan.sampling.max_tokens < answer.call.plan.sampling.max_tokens,
-            )
-            for one in collected
-        ]
-        rollout, model, call = placed.rollout, answer.model, answer.call
-        if rollout is None:
-            return completed
-        kept = (
-            {
-                "model": call.model_name,
-                "echo": call.echo,
-                "aliases": {name: list(alias) for name, alias in call.aliases.items()},
-            }
-            if call.keep
-            else None
-        )
+        self, placed: _Placed, rollout: str, completed: Sequence[Completed], turn_ids: Sequence[str], answer: Answer
+    ) -> None:
+        call, kept = answer.call, None
+        if call.keep:
+            aliases = {name: list(alias) for name, alias in call.aliases.items()}
+            kept = {"model": call.model_name, "echo": call.echo, "aliases": aliases}
         sampled: list[Sampled] = []
         for one, turn_id in zip(completed, turn_ids, strict=True):
-            message, digest = placed.source.remember(model.renderer, one.message, one.ids)
+            message, digest = placed.source.remember(answer.model.renderer, one.message, one.ids)
             sampled.append(
                 Sampled(
                     ids=one.ids,
                     logprobs=one.logprobs,
                     message=message,
-                    policy_version=version,
-                    sampling=plan.settings(),
-                    untrainable=plan.untrainable,
+                    policy_version=one.policy_version,
+                    sampling=placed.plan.settings(),
+                    untrainable=placed.plan.untrainable,
                     finish_reason=one.finish_reason,
                     id=turn_id,
                     digest=digest,
@@ -273,7 +241,6 @@ class TurnTaker:
         )
         for one, turn in zip(completed, turns, strict=True):
             one.turn = turn
-        return completed
 
 
 def _name_caller(model: ServedModel) -> str:
@@ -281,17 +248,7 @@ def _name_caller(model: ServedModel) -> str:
     return f"{model.project}/{model.name}"
 
 
-def _finish_reason(one: _Collected) -> str:
-    """Calls end a turn that the model itself ended; one that was cut short is cut short, whatever it called before."""
-    return "tool_calls" if one.message.tool_calls and one.finish_reason == "stop" else one.finish_reason
-
-
-def _overflow(identity: Identity) -> Completed:
-    """The answer to a prompt that leaves no room: nothing, for want of length."""
-    return Completed(ParsedMessage(), "length", array("i"), array("d"), [], rollout=identity.rollout, context_full=True)
-
-
-async def _run_all(work: Sequence[Coroutine[Any, Any, _Collected]]) -> list[_Collected]:
+async def _run_all(work: Sequence[Coroutine[Any, Any, Completed]]) -> list[Completed]:
     """Run all to their end; when one fails the others are cancelled."""
     if len(work) == 1:
         return [await work[0]]
@@ -305,39 +262,52 @@ async def _run_all(work: Sequence[Coroutine[Any, Any, _Collected]]) -> list[_Col
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _sample(lease: Lease, placed: _Placed, plan: Plan, answer: Answer, choice: int) -> _Collected:
-    source, renderer = placed.source, answer.model.renderer
-    sampling = plan.sampling_of(choice)
+async def _sample(lease: Lease, placed: _Placed, answer: Answer, choice: int) -> Completed:
+    """Sample one completion; a streaming call gets its parts as they come."""
+    source, plan, renderer = placed.source, placed.plan, answer.model.renderer
+    completed = Completed(rollout=placed.rollout, policy_version=lease.policy_version)
     if not answer.call.stream and not plan.stop:
+        sampling = plan.sampling_of(choice)
         whole = await lease.engine.generate(lease.engine_model, placed.ids, sampling, rollout=placed.rollout)
-        return _collect_whole(whole, source.parse(renderer, plan.shown(whole.token_ids), placed.ids))
-    collected = _Collected()
-    parser = source.stream(renderer, placed.ids, plan.stop)
-    stream = lease.engine.stream(lease.engine_model, placed.ids, sampling, rollout=placed.rollout)
+        completed.finish_reason = whole.finish_reason
+        message = source.parse(renderer, plan.shown(whole.token_ids), placed.ids)
+        completed.add(Part(message, whole.token_ids, whole.logprobs, whole.top_logprobs))
+    else:
+        await _follow(lease, placed, answer, choice, completed)
+    if completed.finish_reason == "abort":
+        raise BusyError("The engine ended this completion early. Try again.", retry_after_s=1)
+    if completed.finish_reason == "stop" and completed.message.tool_calls:
+        completed.finish_reason = "tool_calls"  # one that was cut short is cut short, whatever it called before
+    limits = plan.sampling.max_tokens, answer.call.plan.sampling.max_tokens
+    completed.context_full = completed.finish_reason == "length" and limits[0] < limits[1]
+    return completed
+
+
+async def _follow(lease: Lease, placed: _Placed, answer: Answer, choice: int, completed: Completed) -> None:
+    """Stream one completion from the engine, up to its end or the first stop string."""
+    plan = placed.plan
+    parser = placed.source.stream(answer.model.renderer, placed.ids, plan.stop)
+    stream = lease.engine.stream(lease.engine_model, placed.ids, plan.sampling_of(choice), rollout=placed.rollout)
     try:
         async for delta in stream:
             shown = plan.shown(delta.token_ids)
-            used, part = _feed(parser, shown, one_by_one=bool(plan.stop))
+            used, message = _feed(parser, shown, one_by_one=bool(plan.stop))
             if used == len(shown):
                 used = len(delta.token_ids)
-            new = Part(part, delta.token_ids[:used], delta.logprobs[:used], delta.top_logprobs[:used])
-            collected.add(new.ids, new.logprobs, new.top_logprobs)
-            collected.message.extend(part)
-            if new.ids:
-                answer.publish(choice, new)
+            part = Part(message, delta.token_ids[:used], delta.logprobs[:used], delta.top_logprobs[:used])
+            completed.add(part)
+            if part.ids:
+                answer.publish(choice, part)
             if parser.stopped is not None:
-                collected.finish_reason, collected.stop_string = "stop", parser.stopped
+                completed.finish_reason, completed.stop_string = "stop", parser.stopped
                 break
             if delta.finish_reason is not None:
-                collected.finish_reason = delta.finish_reason
+                completed.finish_reason = delta.finish_reason
     finally:
         await stream.aclose()
-    if collected.finish_reason == "abort":
-        raise _aborted()
-    if rest := parser.finish():
-        collected.message.extend(rest)
+    if completed.finish_reason != "abort" and (rest := parser.finish()):
+        completed.message.extend(rest)
         answer.publish(choice, Part(rest, [], [], []))
-    return collected
 
 
 def _feed(parser: MessageStream, ids: list[int], *, one_by_one: bool) -> tuple[int, ParsedMessage]:
@@ -350,18 +320,6 @@ def _feed(parser: MessageStream, ids: list[int], *, one_by_one: bool) -> tuple[i
         if parser.stopped is not None:
             return used, part
     return len(ids), part
-
-
-def _collect_whole(whole: Generation, message: ParsedMessage) -> _Collected:
-    if whole.finish_reason == "abort":
-        raise _aborted()
-    return _Collected(
-        array("i", whole.token_ids), array("d", whole.logprobs), whole.top_logprobs, message, whole.finish_reason
-    )
-
-
-def _aborted() -> BusyError:
-    return BusyError("The engine ended this completion before its time. Try again.", retry_after_s=1)
 
 
 def _explain(error: EngineError, structure_field: str) -> ServiceError:

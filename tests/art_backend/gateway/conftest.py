@@ -11,13 +11,13 @@ from fastapi.routing import APIRoute
 from tests.support.scripted_engine import ScriptedEngine, serve
 from tests.support.tiny import build_tiny_tokenizer
 
+from art_backend.api import build_rollouts
 from art_backend.app import add_error_handlers
 from art_backend.engines.client import EngineClient, EngineUnreachableError
 from art_backend.errors import EngineFailedError, NotFoundError, UnauthorizedError
 from art_backend.gateway.app import build_gateway
 from art_backend.gateway.limits import ProjectLimits
 from art_backend.gateway.ports import Identity, Lease
-from art_backend.gateway.rollouts import build_rollouts
 from art_backend.serving.policies import Gate
 from art_backend.store.captures import CaptureStore
 from art_backend.store.database import open_database
