@@ -10,13 +10,9 @@ import orjson
 from art_backend.errors import BadRequestError
 from art_backend.gateway.form import Form
 from art_backend.tokens.grammar import Structure
-from art_backend.tokens.message_stream import KnownMessageStream, TextMessageStream
-from art_backend.tokens.parse import ParsedMessage
-from art_backend.tokens.plain_text import PlainText
+from art_backend.tokens.parse import MessageStream, ParsedMessage
 from art_backend.tokens.render import ChatRenderer, Message
-from art_backend.tokens.tree import Digest, Prompt, Tree, extend_digest
-
-MessageStream = TextMessageStream | KnownMessageStream
+from art_backend.tokens.tree import Digest, PlainText, Prompt, Tree, extend_digest
 
 
 @dataclass(slots=True)

@@ -21,11 +21,11 @@ from art_backend.gateway.limits import FairThreads, ProjectLimits, check_choices
 from art_backend.gateway.ports import Identity, Lease, ModelDirectory, ServedModel
 from art_backend.gateway.retries import RetryWindow
 from art_backend.gateway.sampling import Plan, plan_sampling
-from art_backend.gateway.sources import Conversation, MessageStream, Source
+from art_backend.gateway.sources import Conversation, Source
 from art_backend.store.captures import CaptureStore
 from art_backend.tokens.grammar import Structure
 from art_backend.tokens.grammar.check import CHECKER
-from art_backend.tokens.parse import ParsedMessage
+from art_backend.tokens.parse import MessageStream, ParsedMessage
 from art_backend.tokens.tree import Prompt, Sampled, Tree, Turn
 
 LONG_TEXT = 20_000

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from art_backend.tokens.learning import common_prefix
+from art_backend.tokens.likeness import common_length
 from art_backend.tokens.notation import ID, Notation, Parameters, find_choices, is_text
 
 _ID_RULE = "/[a-zA-Z0-9]{9}/"
@@ -72,7 +72,7 @@ class CallGrammar:
     def _write_parameters(self, rule: str, function: Function, how: Parameters) -> Iterator[str]:
         """One parameter after the other, in the schema's order; those that are not required may be missing."""
         tail, middle = self._notation.tail, self._notation.middle
-        shared = common_prefix(how.join, tail)
+        shared = tail[: common_length(how.join, tail)]
         stop = shared[: shared.find(">") + 1] or shared
         properties = function.schema.get("properties")
         required = set(function.schema.get("required") or ()) if function.whole else set[str]()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from art_backend.tokens.bridging import ASKED
+from art_backend.tokens.likeness import common_length
 from art_backend.tokens.notation import ID, Notation, Parameters
 from art_backend.tokens.parse import ParsedMessage
 from art_backend.tokens.setting import Message, attempt
@@ -61,7 +62,7 @@ def learn_notation(
     def spell(calls: Sequence[SampleCall]) -> str:
         """Write a message of calls by the template, up to the end of the turn."""
         words, text = write([ASKED, {"role": "assistant", "content": "~"}]), write([ASKED, _message(calls)])
-        text = text[len(common_prefix(words, text)) :]
+        text = text[common_length(words, text) :]
         ends = [at for stop in stops if (at := text.find(stop)) >= 0]
         return text[: min(ends)] if ends else text
 
@@ -127,11 +128,11 @@ def _find_notation(spell: Callable[[Sequence[SampleCall]], str], added: Sequence
         rest = two[len(before + FIRST) : two.index(SECOND)]
         found = _find_json(rest)
         between = rest[found[1] :] if found else rest.partition(_VALUE)[2][parameters.quoted if parameters else 0 :]
-        head = common_prefix(before[::-1], between[::-1])[::-1]
+        head = before[len(before) - common_length(before[::-1], between[::-1]) :]
         if (cut := before[: len(before) - len(head)]).count("<") > cut.count(">"):
             head = head[head.index(">") + 1 :]
         rest = between[: len(between) - len(head)]
-        tail = common_prefix(last, rest)
+        tail = last[: common_length(last, rest)]
         if tail.count("<") > tail.count(">"):
             tail = tail[: tail.rindex("<")]
         open_, separator, close = before[: len(before) - len(head)], rest[len(tail) :], last[len(tail) :]
@@ -144,11 +145,6 @@ def _find_notation(spell: Callable[[Sequence[SampleCall]], str], added: Sequence
     whole = spell([(FIRST, _ARGUMENTS)])
     lead = whole[: len(whole) - len(whole.lstrip())]
     return Notation(mark, end, open_, head, middle, tail, separator, close, lead, keys, parameters)
-
-
-def common_prefix(a: str, b: str) -> str:
-    """The longest common beginning of two texts."""
-    return a[: next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))]
 
 
 def _find_json(text: str) -> tuple[int, int] | None:

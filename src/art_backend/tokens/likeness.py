@@ -1,13 +1,26 @@
-"""Distinguishes edits from what frameworks change in a message on its way back.
+"""How far two sequences are the same, and whether two messages are: edits, or what frameworks change on the way back.
 
 They drop reasoning and the words beside calls, and spell arguments in their own way. Whatever says something else is an edit.
 """
 
 import json
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
 from art_backend.tokens.setting import Message
+
+
+def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Length of the longest common beginning of two texts, lists or arrays."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def without_reasoning(message: Message) -> Message:

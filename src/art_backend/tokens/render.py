@@ -24,12 +24,19 @@ from art_backend.tokens.detokenize import Detokenizer, TextStream
 from art_backend.tokens.families import Family, find_family
 from art_backend.tokens.guard import ControlTokenGuard
 from art_backend.tokens.learning import SAMPLE_TOOLS, demands_short_ids, learn_notation
-from art_backend.tokens.message_stream import KnownMessageStream, TextMessageStream, parse_known
 from art_backend.tokens.notation import HERMES, Notation
-from art_backend.tokens.parse import END_THINK, THINK, ParsedMessage, TextParser
+from art_backend.tokens.parse import (
+    END_THINK,
+    THINK,
+    KnownMessageStream,
+    MessageStream,
+    ParsedMessage,
+    TextMessageStream,
+    TextParser,
+    parse_known,
+)
 from art_backend.tokens.setting import Message, Setting, Tools, apply_template, find_argument_names
-from art_backend.tokens.tool_calls import give_objects, give_short_ids
-from art_backend.tokens.tool_prompt import spell_out_tools
+from art_backend.tokens.tool_calls import give_objects, give_short_ids, spell_out_tools
 
 _LONG = 2000
 """Characters of a text that takes so long to tokenise that others must go on meanwhile."""
@@ -98,10 +105,7 @@ class ChatRenderer:
         """
         setting = setting or Setting()
         self._check_arguments(setting)
-        with _refusals():
-            if renderer := self._hand_written(setting):
-                return self._render_known(renderer, messages, tools, generation_prompt=True)
-            return self.encode(self._template(messages, tools, setting, generation_prompt=True))
+        return self._render(messages, tools, setting, generation_prompt=True)
 
     def begin(self, prompt: Sequence[int], text: str) -> list[int]:
         """Return the ids of ``text`` where an answer to ``prompt`` begins with it; reasoning that the prompt opens is closed.
@@ -157,11 +161,15 @@ class ChatRenderer:
         Raises:
             BadRequestError: The model's chat template refuses the messages.
         """
-        setting = Setting()
+        return self._render(messages, tools, Setting(), generation_prompt=False)
+
+    def _render(
+        self, messages: Sequence[Message], tools: Tools | None, setting: Setting, *, generation_prompt: bool
+    ) -> list[int]:
         with _refusals():
             if renderer := self._hand_written(setting):
-                return self._render_known(renderer, messages, tools, generation_prompt=False)
-            return self.encode(self._template(messages, tools, setting, generation_prompt=False))
+                return self._render_known(renderer, messages, tools, generation_prompt=generation_prompt)
+            return self.encode(self._template(messages, tools, setting, generation_prompt=generation_prompt))
 
     def _render_known(
         self, renderer: Renderer, messages: Sequence[Message], tools: Tools | None, *, generation_prompt: bool
@@ -264,7 +272,7 @@ class ChatRenderer:
         tools: Tools | None = None,
         stops: Sequence[str] = (),
         arguments: Mapping[str, Any] | None = None,
-    ) -> TextMessageStream | KnownMessageStream:
+    ) -> MessageStream:
         """Parse a completion of ``prompt`` while it is sampled; ``stops`` are strings that end it."""
         text = TextStream(self._marked if tools else self.detokenizer)
         if self._family:

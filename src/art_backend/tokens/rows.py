@@ -14,6 +14,7 @@ from typing import Literal
 
 from art.wire import StructuredSpan, TokenRow
 from art_backend.errors import BadRequestError
+from art_backend.tokens.likeness import common_length
 from art_backend.tokens.render import ChatRenderer, Message, Tools
 from art_backend.tokens.setting import Setting
 from art_backend.tokens.tree import Turn
@@ -47,14 +48,10 @@ def learn_everything(rows: Sequence[TokenRow]) -> list[TokenRow]:
     """The same rows, with every token learned that has something before it; what rows share is learned in the first."""
     learned: list[TokenRow] = []
     for row in rows:
-        shared = max((_common_prefix(row.token_ids, other.token_ids) for other in learned), default=1)
+        shared = max((common_length(row.token_ids, other.token_ids) for other in learned), default=1)
         sampled = [i >= max(shared, 1) for i in range(len(row.token_ids))]
         learned.append(row.model_copy(update={"sampled": sampled, "logprobs": None, "structures": []}))
     return learned
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _trained_on_path(leaf: Turn, wanted: dict[str, Turn], *, any_temperature: bool) -> list[Turn]:

@@ -1,4 +1,4 @@
-"""Calls of tools: their ids, their arguments, and what templates want of both."""
+"""Tools and their calls: ids and arguments as templates accept them, and both as text for templates that know no tools."""
 
 import hashlib
 import json
@@ -84,3 +84,49 @@ def give_short_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _with_object(function: dict[str, Any]) -> dict[str, Any]:
     arguments = read_arguments(function["arguments"])
     return {**function, "arguments": {"malformed": function["arguments"]} if arguments is None else arguments}
+
+
+_PREAMBLE = """You may call functions to help the user. These are available, one JSON signature a line:
+<tools>
+{tools}
+</tools>
+To call one, write a JSON object with its name and arguments between these tags:
+<tool_call>
+{{"name": "function-name", "arguments": {{"argument": "value"}}}}
+</tool_call>"""
+
+
+def spell_out_tools(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """Rewrite messages so that a template without tools can show them.
+
+    The system message describes the tools, in the widespread ``<tool_call>`` convention. Earlier calls stand in the assistant's
+    words in the same form, and results come as a user message. Models that were never trained on this learn it from rewards.
+    """
+    result: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "tool":
+            response = f"<tool_response>\n{message['content']}\n</tool_response>"
+            if result and result[-1].get("responses"):
+                result[-1]["content"] += f"\n{response}"
+            else:
+                result.append({"role": "user", "content": response, "responses": True})
+        elif message.get("tool_calls"):
+            calls = [_spell_out_call(call["function"]) for call in message["tool_calls"]]
+            result.append({"role": message["role"], "content": "\n".join(filter(None, [message["content"], *calls]))})
+        else:
+            result.append({"role": message["role"], "content": message["content"]})
+    for message in result:
+        message.pop("responses", None)
+    return _describe_tools(result, tools) if tools else result
+
+
+def _describe_tools(messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    preamble = _PREAMBLE.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    if messages and messages[0]["role"] == "system":
+        return [{"role": "system", "content": f"{messages[0]['content']}\n\n{preamble}"}, *messages[1:]]
+    return [{"role": "system", "content": preamble}, *messages]
+
+
+def _spell_out_call(function: dict[str, Any]) -> str:
+    what = json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
+    return f"<tool_call>\n{what}\n</tool_call>"

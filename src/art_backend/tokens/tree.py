@@ -30,12 +30,40 @@ from typing import Any
 
 import orjson
 
-from art_backend.tokens.likeness import says_nothing_else, thinks_nothing_else, without_reasoning
-from art_backend.tokens.plain_text import PlainText
+from art_backend.tokens.likeness import common_length, says_nothing_else, thinks_nothing_else, without_reasoning
 from art_backend.tokens.render import ChatRenderer, Message, Tools
 from art_backend.tokens.setting import Setting
 
 Digest = bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PlainText:
+    """A prompt that was written as a whole: text, or ids."""
+
+    kind: bytes
+    content: bytes
+    """UTF-8, or the ids as 32-bit integers."""
+    tokenise: Callable[[str, bool], list[int]]
+    """Text to ids; the second argument says whether it is the beginning."""
+
+    @property
+    def is_ids(self) -> bool:
+        return self.kind == b"ids"
+
+    def shown_from(self, start: int) -> Any:
+        """The text, or the ids, from byte ``start`` on, as they are stored for people to read."""
+        return array("i", self.content[start:]).tolist() if self.is_ids else self.content[start:].decode()
+
+    def encode(self, start: int) -> list[int]:
+        """Ids of the content from byte ``start`` on."""
+        shown = self.shown_from(start)
+        return shown if self.is_ids else self.tokenise(shown, start == 0)
+
+    def extended(self, ids: Sequence[int], text: str) -> tuple[bytes, int]:
+        """The place after a completion, and the bytes up to there."""
+        content = self.content + (array("i", ids).tobytes() if self.is_ids else text.encode())
+        return hashlib.blake2b(self.kind + content, digest_size=16).digest(), len(content)
 
 
 @dataclass(slots=True, eq=False)
@@ -61,11 +89,6 @@ class Prompt:
     def length(self) -> int:
         """Number of ids on the path, these included."""
         return self.keep + len(self.ids)
-
-    @property
-    def forks(self) -> bool:
-        """Whether ids of the parent's path were left behind."""
-        return self.parent is not None and self.keep < self.parent.length
 
     def path_ids(self) -> "array[int]":
         """All ids up to here: what the engine is fed."""
@@ -213,7 +236,7 @@ class Tree:
         if extension is not None:
             return Prompt(new_id("p"), turn, turn.length, array("i", extension), chain[-1], added)
         ids = array("i", renderer.render(messages, tools, setting))
-        keep = common_prefix(turn.path_ids(), ids)
+        keep = common_length(turn.path_ids(), ids)
         return Prompt(new_id("p"), turn, keep, ids[keep:], chain[-1], added)
 
     def begin(self, prompt: Prompt, text: str, ids: Sequence[int]) -> Prompt:
@@ -232,7 +255,7 @@ class Tree:
         ends, whole = self._walk_text(text)
         if known := self._by_place.get(whole):
             return known
-        added = [{"role": "text", "content": text.shown}]
+        added = [{"role": "text", "content": text.shown_from(0)}]
         if not ends:
             return Prompt(new_id("p"), None, 0, array("i", text.encode(0)), whole, added)
         end, turn = ends[-1]
@@ -362,18 +385,6 @@ class Tree:
 def extend_digest(digest: Digest, message: Message) -> Digest:
     """Digest of the conversation after one more message. What is empty is the same as what is not there."""
     return _digest(digest, {name: value for name, value in message.items() if value})
-
-
-def common_prefix(a: "array[int]", b: "array[int]") -> int:
-    """Length of the longest common beginning of two arrays."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _calls_digest(digest: Digest, message: Message) -> Digest:

@@ -8,8 +8,7 @@ import openai
 import pytest
 from tests.support.scripted_engine import logprob_of
 
-from art_backend.tokens.plain_text import PlainText
-from art_backend.tokens.tree import Tree, Turn
+from art_backend.tokens.tree import PlainText, Tree, Turn
 
 
 async def test_a_text_that_grows_keeps_the_served_ids(gateway):
