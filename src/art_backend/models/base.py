@@ -56,7 +56,7 @@ _SPACE_NEEDED_BYTES = 1_000_000_000
 
 
 _HUB_FAILURES = (httpx.HTTPError, httpx.InvalidURL, HfHubHTTPError, OSError, RuntimeError)
-"""What the hub's client raises when the hub cannot be used: errors of the HTTP library that it is built on, whichever that
+"""Errors of the hub's client when the hub cannot be used: errors of the HTTP library that it is built on, whichever that
 is in its release; of files and sockets; of its downloader."""
 
 
@@ -119,7 +119,7 @@ def find_base_model(name: str, *, cache: Path | None = None, on_progress: OnProg
 
 
 def describe_source(name: str, *, cache: Path | None = None) -> str:
-    """Where ``find_base_model`` would take a model from, in words, without downloading or preparing anything.
+    """Describe where ``find_base_model`` would take a model from, without downloading or preparing anything.
 
     Raises:
         ModelNotAvailableError: No source seems to have it; the message lists what was tried.
@@ -147,7 +147,7 @@ def context_length(directory: Path) -> int | None:
 
 
 def missing_files(directory: Path) -> list[str]:
-    """What ``directory`` lacks to be a base model; empty when it is complete."""
+    """List the files that ``directory`` lacks to be a base model."""
     missing = [name for name in ("config.json", "tokenizer_config.json") if not (directory / name).is_file()]
     index = directory / "model.safetensors.index.json"
     if index.is_file():

@@ -108,7 +108,7 @@ def _find(project: str, name: str, known: Sequence[RegisterModel]) -> RegisterMo
 
 
 def _source(init_adapter: str, project: str) -> str:
-    """What an origin is compared by: a fork of ``latest`` is of the same model a day later, at another step."""
+    """The part of an origin that is compared: a fork of ``latest`` is of the same model a day later, at another step."""
     fork = None if Path(init_adapter).expanduser().is_dir() else _FORK.fullmatch(init_adapter)
     return f"{fork['project'] or project}/{fork['name']}" if fork else str(Path(init_adapter).expanduser())
 

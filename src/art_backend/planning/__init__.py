@@ -1,1 +1,1 @@
-"""Whether a model fits into a device's memory, before anything is loaded."""
+"""Memory planning: whether a model fits into a device's memory, before anything is loaded."""

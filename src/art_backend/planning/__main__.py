@@ -99,7 +99,7 @@ def build_table(found: MemoryPlan) -> Table:
 
 
 def build_lines(found: MemoryPlan) -> list[str]:
-    """What stands below the table."""
+    """The sentences below the table."""
     lines = [describe(found)]
     if found.saving:
         engine = "weights and KV cache are" if found.wanted.full else "weights are, and no KV cache is kept"

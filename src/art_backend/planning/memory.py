@@ -1,4 +1,4 @@
-"""What stands in a device's memory, and when.
+"""The contents of a device's memory, over time.
 
 On one device engine and trainer take turns (docs/architecture.md, "One step"): while rollouts run, the trainer's tensors are in
 the CPU's memory; while the trainer works, the engine's are. The plan therefore has two columns, and what must fit is the
@@ -51,7 +51,7 @@ DEFAULT_BATCH_TOKENS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be trained, and on what."""
+    """The training to plan for, and its device."""
 
     architecture: Architecture
     device_bytes: int
@@ -188,7 +188,7 @@ def embedded_kv_bytes(a: Architecture, context: int) -> int:
 
 
 def _kv_cache_bytes(wanted: Wanted, taken: int) -> int:
-    """What the engine's share of the device leaves. vLLM takes all of it; the embedded engine a fixed size."""
+    """Size of the KV cache: what the engine's share of the device leaves. vLLM takes all of it; the embedded engine a fixed size."""
     if wanted.full:
         return embedded_kv_bytes(wanted.architecture, wanted.context)
     return max(0, int(wanted.device_bytes * GPU_MEMORY_SHARE) - taken)
@@ -213,7 +213,7 @@ def _moment_bytes(optimizer: Optimizer, trained: int) -> int:
 
 
 def layer_activation_bytes(a: Architecture, *, lora_rank: int | None, flex: bool = True) -> int:
-    """What one layer keeps of one token for the backward pass.
+    """Bytes that one layer keeps of one token for the backward pass.
 
     Counted by tensors, as Korthikanti et al. 2022 (arXiv:2205.05198) do, for the layers that are trained here. With H the hidden size,
     I the intermediate one, Q and K the widths of all query and all key heads:

@@ -147,7 +147,7 @@ def leanest(wanted: Wanted) -> Wanted:
 
 
 def _changes(wanted: Wanted) -> Iterator[tuple[str, Wanted]]:
-    """What the user can change, the mildest first. Each goes on from the one before."""
+    """Changes that the user can make, the mildest first. Each builds on the one before."""
     if wanted.pass_tokens > 2 * wanted.context:
         wanted = replace(wanted, batch_tokens=2 * wanted.context)
         yield f"Train with micro_batch_tokens={wanted.batch_tokens}: more, smaller passes.", wanted

@@ -1,4 +1,4 @@
-"""What a step measures, summed over its packs."""
+"""The measures of a step, summed over its packs."""
 
 import math
 import resource
@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]
 
 
 class UpdateMeter(ABC):
-    """What every kind of step counts: packs, tokens, updates.
+    """Counts of every kind of step: packs, tokens, updates.
 
     Args:
         total: Packed tokens of the step.
@@ -106,7 +106,7 @@ class StepMeter(UpdateMeter):
 
         Args:
             start: [N]; log-probabilities by the trainer before any update of the step.
-            engine: [N]; what the engine reported, NaN where nobody knows.
+            engine: [N]; what the engine reported, NaN where it is unknown.
             entropy: [N]; of the distribution that each target was drawn from.
             rows: [N]; row of each target.
         """

@@ -226,6 +226,6 @@ class TrainerProcess:
                 return event
 
     async def _lost(self) -> None:
-        """The pipe is closed: tell of the death behind it."""
+        """Raise the death behind a closed pipe."""
         await self._child.wait()
         raise ProcessDiedError(self._child.describe_death())

@@ -179,7 +179,7 @@ def _run_trl(
 
 
 def feed(rows: list[TrainingRow], given: list[Floats], *, by_row: bool) -> dict[str, list[Any]]:
-    """What ``rollout_func`` returns for weighed rows; ``value`` goes to the reward function.
+    """The return value of ``rollout_func`` for weighed rows; ``value`` goes to the reward function.
 
     Args:
         given: For each row, what TRL takes for its log-probabilities, as long as the row. Only trained tokens count.

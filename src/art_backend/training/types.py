@@ -1,4 +1,4 @@
-"""What goes into one training step and what comes out of it."""
+"""Input and output of a training step."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ class ScoredTrajectory:
 
 @dataclass(slots=True)
 class ModelSetup:
-    """What the trainer needs to hold one model."""
+    """Everything that the trainer needs to load a model."""
 
     base_path: Path
     """Directory with the base model's Hugging Face files."""
@@ -44,7 +44,7 @@ class StepInput:
     step: int
     """The policy version that this step makes; training starts from version ``step - 1``."""
     warnings: list[str] = field(default_factory=list[str])
-    """What was left out before the trainer saw it, a sentence each."""
+    """One sentence for each reason why something was left out before it reached the trainer."""
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Canary:
 
 @dataclass(slots=True)
 class StepOutput:
-    """What one step did. ``trained`` is False when no group had a learning signal; ``reason`` then says why."""
+    """The result of one step. ``trained`` is False if no weight changed; ``reason`` then says why."""
 
     step: int
     trained: bool

@@ -1,4 +1,4 @@
-"""What one training step asks of its packs: log-probabilities from before it, the loss, the gradient."""
+"""The work of a training step on its packs: log-probabilities from before it, the loss, the gradient."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -25,7 +25,7 @@ EQUAL_WITHIN = 1e-12
 
 
 def has_signal(rewards: NDArray[np.float64]) -> bool:
-    """Whether these rewards tell the better from the worse."""
+    """Whether these rewards differ."""
     return rewards.size > 1 and float(rewards.max() - rewards.min()) > EQUAL_WITHIN
 
 

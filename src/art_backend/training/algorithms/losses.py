@@ -51,7 +51,7 @@ class TokenBatch:
     """log π_e."""
     advantages: Tensor
     weights: Tensor
-    """What the token counts in the step's loss: 1 / denominator. A token of weight 0 has no influence whatever its values."""
+    """Weight of the token in the step's loss: 1 / denominator. A token of weight 0 has no influence, whatever its values."""
     sequences: Tensor
     """Index of the row that the token belongs to: what a sequence-level ratio is the mean over."""
     start_logprobs: Tensor | None = None

@@ -14,7 +14,7 @@ from art_backend.training.algorithms.advantages import (
 from art_backend.training.algorithms.losses import RatioLevel, Surrogate, clipped, clipped_importance
 
 Reduction = Literal["trajectory", "sequence", "token", "constant"]
-"""What the step's loss is a mean over.
+"""The unit that the step's loss is a mean over.
 
 ``trajectory``: each trajectory's tokens, then trajectories. ``sequence``: each row's tokens, then rows. ``token``: all trained
 tokens of the step. ``constant``: a sum, divided by trajectories × the model's maximum sequence length.

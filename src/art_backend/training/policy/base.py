@@ -133,7 +133,7 @@ class Policy(ABC):
         return output.last_hidden_state[0]
 
     def device_tensors(self) -> tuple[list[Tensor], list[Tensor]]:
-        """What is on the device between steps: what training does not change, and what it does."""
+        """The tensors on the device between steps: those that training leaves alone, and those that it changes."""
         trained = {id(parameter) for parameter in self._parameters.values()}
         frozen = [t for t in (*self._base.parameters(), *self._base.buffers()) if id(t) not in trained]
         return frozen, [*self._parameters.values(), self.weights, self.gradient]
@@ -172,7 +172,7 @@ def _adder(total: Tensor):
 
 
 def load_base(path: Path, dtype: torch.dtype, attention: Kind, device: torch.device) -> PreTrainedModel:
-    """Raises ModelNotAvailableError when the model cannot be loaded, or is computed in a way that the trainer does not know."""
+    """Load a base model; raises ModelNotAvailableError if that fails, or if its kind is not proven."""
     try:
         check_proven(path, str(path))
         model = AutoModelForCausalLM.from_pretrained(

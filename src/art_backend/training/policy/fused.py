@@ -39,7 +39,7 @@ def fuse(model: PreTrainedModel) -> None:
 
 
 class LoraFactors(NamedTuple):
-    """What one layer computes with: W [out, in], its bias [out], A [r, in], B [out, r], and the scale s of B·A."""
+    """The factors of one layer: W [out, in], its bias [out], A [r, in], B [out, r], and the scale s of B·A."""
 
     weight: Tensor
     bias: Tensor | None
@@ -80,7 +80,7 @@ class FusedLoraLinear(Linear):
     """PEFT's LoRA layer with one adapter, no dropout and a frozen base."""
 
     def factors(self) -> LoraFactors:
-        """What the layer computes with while the adapter is on."""
+        """The layer's factors while the adapter is on."""
         (name,) = self.active_adapters
         base, a, b = self.get_base_layer(), self.lora_A[name], self.lora_B[name]
         assert isinstance(base, torch.nn.Linear)

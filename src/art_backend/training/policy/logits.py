@@ -18,7 +18,7 @@ KEPT_BYTES = 128 * 2**20
 
 @dataclass(slots=True)
 class TargetLogprobs:
-    """What the trained positions of a pack give. S slots are distinct (position, temperature) pairs."""
+    """Results at the trained positions of a pack. S slots are distinct (position, temperature) pairs."""
 
     logprobs: Tensor
     """[N] float32; log-probability of each target. Carries the gradient."""

@@ -28,7 +28,7 @@ class Member:
 
 @dataclass(slots=True)
 class Update:
-    """What one optimiser step learns: weighed rows."""
+    """The weighed rows of one optimiser step."""
 
     rows: list[TrainingRow]
     learning_rate: float
@@ -51,7 +51,7 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepBatch:
-    """What a step trains on, and what it leaves out."""
+    """The trajectories that a step trains on, and the reasons why others are left out."""
 
     members: list[Member]
     metrics: dict[str, float]
@@ -203,7 +203,7 @@ class OverlongRule:
                 ]
 
     def warnings(self, what: str = "trajectories") -> list[str]:
-        """What the rule did, in a sentence."""
+        """One sentence on what the rule left out or cut, if it did."""
         if not self.count:
             return []
         done = "left out" if self._policy is Overlong.DROP else "cut"
@@ -295,7 +295,7 @@ def _are_logprobs(values: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def training_row(row: TokenRow, advantage: float, structures: StructureReplay | None = None) -> TrainingRow:
-    """The row as it is packed. It has no weight yet; log-probabilities that nobody knows are NaN."""
+    """The row as it is packed. It has no weight yet; unknown log-probabilities are NaN."""
     trained = np.asarray(row.sampled, np.bool_)
     if row.structures and structures is None:
         raise BadRequestError(

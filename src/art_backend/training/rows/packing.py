@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 Objects = NDArray[np.object_]
 
 PACK_OVERHEAD_TOKENS = 64
-"""What starting one more pack costs, in tokens: packs are not cut to save less than this."""
+"""Cost of one more pack, in tokens: packs are not cut to save less than this."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class TrainingRow:
     temperature: float
     advantage: float
     weight: float
-    """What each trained token counts in the step's loss: 1 / denominator."""
+    """Weight of each trained token in the step's loss: 1 / denominator."""
     masks: Objects | None = None
     """Packed bits of what could have been sampled, at tokens sampled under a structure; elsewhere ``None``."""
 

@@ -60,7 +60,7 @@ def read_targets(pack: Pack, device: torch.device) -> PackTargets:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)
 
     def floats(values: np.ndarray) -> Tensor:
-        with np.errstate(over="ignore"):  # what overflows is met by the guard against non-finite gradients
+        with np.errstate(over="ignore"):  # the guard against non-finite gradients catches overflows
             return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(device)
 
     return PackTargets(
