@@ -14,8 +14,8 @@ from pathlib import Path
 import uvloop
 
 from art_backend.command import serve_until_stopped
-from art_backend.engines.choice import choose_launcher
 from art_backend.engines.process import EngineSettings, Launch, Launcher
+from art_backend.engines.vllm import choose_launcher
 from art_backend.settings import Settings
 
 ENGINE_FILE = "engine.json"

@@ -26,8 +26,8 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from art.wire import TrainProgress, TrainResult
-from art_backend.engines.client import EngineError, EngineUnreachableError, SleepTag
-from art_backend.engines.engine import EngineVerbs
+from art_backend.engines.client import EngineError, EngineUnreachableError
+from art_backend.engines.contract import EngineVerbs, SleepTag
 from art_backend.errors import EngineFailedError, TrainerFailedError
 from art_backend.process import DeadlineExceededError, ProcessDiedError
 from art_backend.serving.meter import age_metrics, token_ages

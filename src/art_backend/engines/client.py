@@ -4,15 +4,12 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 import orjson
 
-from art_backend.engines.contract import Generation, GenerationDelta, Sampling
-
-PauseMode = Literal["keep", "wait", "abort"]
-SleepTag = Literal["weights", "kv_cache"]
+from art_backend.engines.contract import Generation, GenerationDelta, PauseMode, Sampling, SleepTag
 
 CONNECT_TIMEOUT_S = 60.0
 """An engine that is not there refuses at once; one that is busy, with a thousand calls at the door, does not."""
@@ -61,13 +58,7 @@ class EngineClient:
             await self._session.close()
 
     async def generate(
-        self,
-        model: str,
-        token_ids: Sequence[int],
-        sampling: Sampling,
-        request_id: str | None = None,
-        *,
-        rollout: str | None = None,
+        self, model: str, token_ids: Sequence[int], sampling: Sampling, *, rollout: str | None = None
     ) -> Generation:
         """Sample one completion of ``token_ids``.
 
@@ -80,23 +71,17 @@ class EngineClient:
             EngineError: 404 for an unknown model, 400 for a prompt that is too long or a bad setting.
             EngineUnreachableError: The engine is not there, or died.
         """
-        body = _generate_body(model, token_ids, sampling, request_id, stream=False)
+        body = _generate_body(self._resolve(model), token_ids, sampling, stream=False)
         delta = _parse_delta(_json(await self._call("POST", "/inference/v1/generate", body)))
         if delta.finish_reason is None:
             raise EngineError(502, "The answer has no finish_reason.")
         return Generation(delta.token_ids, delta.logprobs, delta.top_logprobs, delta.finish_reason)
 
     async def stream(
-        self,
-        model: str,
-        token_ids: Sequence[int],
-        sampling: Sampling,
-        request_id: str | None = None,
-        *,
-        rollout: str | None = None,
+        self, model: str, token_ids: Sequence[int], sampling: Sampling, *, rollout: str | None = None
     ) -> AsyncGenerator[GenerationDelta, None]:
         """Like ``generate``, in deltas of one or more tokens. Closing the iterator ends the sampling."""
-        body = _generate_body(model, token_ids, sampling, request_id, stream=True)
+        body = _generate_body(self._resolve(model), token_ids, sampling, stream=True)
         finished, held = False, b""
         async with self._request("POST", "/inference/v1/generate", body) as response:
             async for chunk in response.content.iter_any():
@@ -170,6 +155,10 @@ class EngineClient:
         lines = (line for line in text.splitlines() if line and not line.startswith("#"))
         return {match[1]: float(match[2]) for line in lines if (match := _SAMPLE_LINE.match(line))}
 
+    def _resolve(self, model: str) -> str:
+        """Return what the engine itself calls a model."""
+        return model
+
     async def _ask(self, method: str, path: str) -> dict[str, Any]:
         return _json(await self._call(method, path))
 
@@ -233,9 +222,7 @@ class EngineClient:
         return error
 
 
-def _generate_body(
-    model: str, token_ids: Sequence[int], sampling: Sampling, request_id: str | None, *, stream: bool
-) -> bytes:
+def _generate_body(model: str, token_ids: Sequence[int], sampling: Sampling, *, stream: bool) -> bytes:
     params: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -254,10 +241,7 @@ def _generate_body(
         params["seed"] = sampling.seed
     if sampling.structure is not None:
         params["structured_outputs"] = sampling.structure.to_wire()
-    body: dict[str, Any] = {"model": model, "token_ids": list(token_ids), "sampling_params": params, "stream": stream}
-    if request_id is not None:
-        body["request_id"] = request_id
-    return orjson.dumps(body)
+    return orjson.dumps({"model": model, "token_ids": list(token_ids), "sampling_params": params, "stream": stream})
 
 
 def _read_events(lines: Iterable[bytes]) -> GenerationDelta | None:

@@ -1,14 +1,21 @@
-"""What the rest of the service knows of an engine: values that go in and come out of ``inference/client``.
+"""What the rest of the service knows of an engine: what it can be asked, and the values that go in and come out.
 
-The wire format behind them is the subset of vLLM's public HTTP API that docs/architecture.md lists.
+Nobody outside of this folder knows whether one process is behind an engine (``EngineProcess``) or several (``EngineRouter``). The
+wire format is the subset of vLLM's public HTTP API that docs/architecture.md lists.
 """
 
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, Protocol, TypeVar
 
 from art_backend.tokens.grammar import Structure
 
 FinishReason = Literal["stop", "length", "abort"]
+PauseMode = Literal["keep", "wait", "abort"]
+SleepTag = Literal["weights", "kv_cache"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +69,60 @@ class Generation:
     logprobs: list[float]
     top_logprobs: list[list[tuple[int, float]]]
     finish_reason: FinishReason
+
+
+class EngineVerbs(Protocol):
+    """What can be asked of an engine. ``EngineClient`` says what each does and raises."""
+
+    async def generate(
+        self, model: str, token_ids: Sequence[int], sampling: Sampling, *, rollout: str | None = None
+    ) -> Generation: ...
+    def stream(
+        self, model: str, token_ids: Sequence[int], sampling: Sampling, *, rollout: str | None = None
+    ) -> AsyncGenerator[GenerationDelta, None]: ...
+    async def greedy_logprobs(self, model: str, token_ids: list[int]) -> list[float]: ...
+    async def load_adapter(self, name: str, path: Path) -> None: ...
+    async def unload_adapter(self, name: str) -> None: ...
+    async def load_weights(self, name: str, path: Path) -> None: ...
+    async def models(self) -> list[str]: ...
+    async def pause(self, mode: PauseMode = "keep") -> None: ...
+    async def resume(self) -> None: ...
+    async def sleep(self, level: int = 1) -> None: ...
+    async def wake_up(self, tags: Iterable[SleepTag] = ()) -> None: ...
+    async def health(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process of an engine, as it is now."""
+
+    label: str
+    """Tells it from its siblings; empty where it has none."""
+    pid: int | None
+    state: Literal["ready", "starting", "failed"]
+    detail: str | None = None
+    """Why it failed, or how far its start has come."""
+    calls: int = 0
+    """Model calls that it answers now."""
+    answered: int = 0
+    failed: int = 0
+    restarts: int = 0
+    rollouts: int = 0
+    """Rollouts whose calls go to it."""
+
+
+class Engine(Protocol):
+    """A running engine. ``EngineProcess`` says what each method does and raises."""
+
+    @property
+    def client(self) -> EngineVerbs: ...
+    @property
+    def alive(self) -> bool:
+        """Whether it can still answer."""
+        ...
+
+    def members(self) -> list[Member]: ...
+    def describe_death(self) -> str: ...
+    async def guard(self, awaitable: Awaitable[T], *, deadline_s: float | None, doing: str) -> T: ...
+    async def settle(self) -> None: ...
+    async def stop(self) -> None: ...

@@ -19,9 +19,16 @@ from pathlib import Path
 from typing import TypeVar
 
 from art_backend.engines.affinity import Homes
-from art_backend.engines.client import EngineError, EngineUnreachableError, PauseMode, SleepTag
-from art_backend.engines.contract import Generation, GenerationDelta, Sampling
-from art_backend.engines.engine import EngineVerbs, Member
+from art_backend.engines.client import EngineError, EngineUnreachableError
+from art_backend.engines.contract import (
+    EngineVerbs,
+    Generation,
+    GenerationDelta,
+    Member,
+    PauseMode,
+    Sampling,
+    SleepTag,
+)
 from art_backend.engines.process import EngineProcess, EngineSettings
 from art_backend.process import DeadlineExceededError, ProcessDiedError, read_tail
 
@@ -161,29 +168,17 @@ class EngineRouter:
     # Calls, each to one replica
 
     async def generate(
-        self,
-        model: str,
-        token_ids: Sequence[int],
-        sampling: Sampling,
-        request_id: str | None = None,
-        *,
-        rollout: str | None = None,
+        self, model: str, token_ids: Sequence[int], sampling: Sampling, *, rollout: str | None = None
     ) -> Generation:
         async with self._call(rollout) as client:
-            return await client.generate(model, token_ids, sampling, request_id)
+            return await client.generate(model, token_ids, sampling)
 
     async def stream(
-        self,
-        model: str,
-        token_ids: Sequence[int],
-        sampling: Sampling,
-        request_id: str | None = None,
-        *,
-        rollout: str | None = None,
+        self, model: str, token_ids: Sequence[int], sampling: Sampling, *, rollout: str | None = None
     ) -> AsyncGenerator[GenerationDelta, None]:
         async with (
             self._call(rollout) as client,
-            contextlib.aclosing(client.stream(model, token_ids, sampling, request_id)) as deltas,
+            contextlib.aclosing(client.stream(model, token_ids, sampling)) as deltas,
         ):
             async for delta in deltas:
                 yield delta

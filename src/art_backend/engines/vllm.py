@@ -1,9 +1,12 @@
-"""vLLM as the engine: stock, in its own process and, where wished, in a Python of its own.
+"""vLLM as the engine: stock, in its own process and, where wished, in a Python of its own; and which engine serves.
 
 Everything goes through its public surface: its command line, its environment variables, its HTTP API. Seen on vLLM 0.32.
 """
 
+import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,21 +16,23 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import AutoConfig
 
+from art_backend.engines.client import EngineClient, EngineError
 from art_backend.engines.key_check.art_key_check import KEY_VARIABLE
-from art_backend.engines.process import CPU_ENVIRONMENT, EngineSettings, Launch, Launcher
-from art_backend.engines.vllm_client import VllmClient
-from art_backend.engines.zero_adapter import write_zero_adapter
+from art_backend.engines.process import CPU_ENVIRONMENT, EngineSettings, Launch, Launcher, torch_engine
 from art_backend.errors import BadRequestError
 from art_backend.models.compute import choose_dtype
 from art_backend.planning.memory import GPU_MEMORY_SHARE, VERSIONS_IN_A_BATCH
+from art_backend.settings import EngineKind
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that ``--max-lora-rank`` takes."""
 
 BARE_NAME = "art-base-without-adapter"
-"""On a CPU, the name of the base model as such, which nobody asks for (see ``zero_adapter``)."""
+"""On a CPU, the name of the base model as such, which nobody asks for (see ``write_zero_adapter``)."""
 
 CPU_BLOCK = 32
 """Tokens of a block of the KV cache on a CPU, the fewest that its kernels like. Of a prompt that was seen before, all but the last
@@ -77,6 +82,15 @@ print(cpu or found("vllm"), "cpu" if cpu or found("torch").endswith("+cpu") else
 """
 _PROBE_TIMEOUT_S = 60.0
 
+_INSTALL = (
+    "Install it: pip install 'art-trainer[vllm]' where there is a CUDA device; `make vllm` for its CPU build. "
+    "Then name that environment's Python with --vllm-python (or ART_VLLM_PYTHON)."
+)
+
+_PROJECTION = re.compile(r".*\blayers\.0\..*_proj\.weight")
+
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class VllmInstallation:
@@ -86,6 +100,39 @@ class VllmInstallation:
     version: str
     device: Literal["cpu", "cuda"]
     """What this build of it computes on."""
+
+
+def choose_launcher(kind: EngineKind, *, vllm_python: str | None, arguments: tuple[str, ...]) -> Launcher:
+    """Return how to start the engine that was asked for, or that suits this machine; log which one it is.
+
+    Args:
+        kind: ``auto`` is vLLM where it and a CUDA device are found, else the embedded engine.
+        vllm_python: Interpreter that has vLLM; ``None`` looks in this one.
+        arguments: More command-line arguments for vLLM.
+
+    Raises:
+        BadRequestError: vLLM was asked for and is not installed, or the arguments are not for the chosen engine.
+    """
+    installation = None if kind == "torch" else find_vllm(vllm_python)
+    if kind == "vllm" and installation is None:
+        raise BadRequestError(f"engine: no vLLM in {vllm_python or 'this Python'}. {_INSTALL}", param="engine")
+    if installation is not None and (kind == "vllm" or _usable(installation)):
+        _log.info("Engine: vLLM %s (%s), in %s", installation.version, installation.device, installation.python)
+        return vllm_engine(installation, arguments)
+    if arguments:
+        raise BadRequestError(
+            f"engine_arguments: {' '.join(arguments)} are for vLLM, and the embedded engine was chosen. "
+            "Leave them out, or ask for --engine vllm.",
+            param="engine_arguments",
+        )
+    _log.info("Engine: the embedded one (%s)", "as asked" if kind == "torch" else "no vLLM beside a CUDA device here")
+    return torch_engine
+
+
+def _usable(installation: VllmInstallation) -> bool:
+    if installation.device != "cuda":
+        return False
+    return torch.cuda.is_available()
 
 
 def find_vllm(python: str | None = None) -> VllmInstallation | None:
@@ -224,3 +271,91 @@ def _python_path() -> str:
     ours = str(Path(__file__).with_name("key_check"))
     theirs = os.environ.get("PYTHONPATH")
     return f"{ours}{os.pathsep}{theirs}" if theirs else ours
+
+
+class VllmClient(EngineClient):
+    """One vLLM server.
+
+    vLLM can replace its weights by others from disk, but goes on calling them by the name that it was started with. Here each
+    version has its own name: requests for others are refused, and vLLM is asked which version it holds before that is listed.
+
+    Args:
+        served_name: What vLLM calls its model.
+    """
+
+    def __init__(self, address: str, api_key: str, served_name: str) -> None:
+        super().__init__(address, api_key)
+        self._served_name = served_name
+        self._weights = served_name
+        """Name of the weights that it holds."""
+
+    async def load_weights(self, name: str, path: Path) -> None:
+        self._weights = ""  # until it is done, what it holds is not a version
+        await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(path)}})
+        cleared = await self._ask("POST", "/reset_prefix_cache")
+        if not cleared["success"]:
+            raise EngineError(
+                409, f"Completions are in flight, so the cache of the last weights stays. ({name!r} at {path})"
+            )
+        await self._post("/update_weight_version", {"new_version": name})
+        self._weights = name
+
+    async def models(self) -> list[str]:
+        names = await super().models()
+        if self._weights == self._served_name:
+            return names
+        held = (await self._ask("GET", "/weight_info"))["weight_version"]
+        return [held if name == self._served_name else name for name in names]
+
+    def _resolve(self, model: str) -> str:
+        if model == self._weights:
+            return self._served_name
+        if model == self._served_name:
+            raise EngineError(
+                404, f"The model {model!r} does not exist. The weights that are served: {self._weights!r}."
+            )
+        return model
+
+
+def write_zero_adapter(model_path: Path, directory: Path) -> Path:
+    """Write a PEFT adapter that changes nothing (B = 0, rank 1) for one projection of the model; return its directory.
+
+    vLLM's CPU build marks requests without an adapter by the slot number -1, and its kernels read that as the last slot: beside
+    a loaded adapter the base model would answer with the adapter's weights. There the base model is served as this adapter.
+
+    Raises:
+        BadRequestError: The model has no layer that is known to take an adapter.
+    """
+    name, (outputs, inputs) = _find_projection(model_path)
+    module = f"base_model.model.{name.removesuffix('.weight')}"
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        f"{module}.lora_A.weight": torch.zeros(1, inputs),
+        f"{module}.lora_B.weight": torch.zeros(outputs, 1),
+    }
+    save_file(tensors, directory / "adapter_model.safetensors")
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": 1,
+        "lora_alpha": 1,
+        "target_modules": [module.rsplit(".", 1)[1]],
+        "bias": "none",
+    }
+    (directory / "adapter_config.json").write_text(json.dumps(config))
+    return directory
+
+
+def _find_projection(model_path: Path) -> tuple[str, tuple[int, int]]:
+    """Name and shape of a projection's weight in the first layer."""
+    for file in sorted(model_path.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as weights:
+            for name in sorted(weights.keys()):
+                if _PROJECTION.fullmatch(name):
+                    outputs, inputs = weights.get_slice(name).get_shape()
+                    return name, (outputs, inputs)
+    raise BadRequestError(
+        f"base_model: {model_path} has no projection in its first layer that an adapter could be put on, so vLLM's CPU "
+        "build cannot serve it beside adapters. Use the embedded engine (--engine torch).",
+        param="base_model",
+    )

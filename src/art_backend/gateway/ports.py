@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from art_backend.engines.engine import EngineVerbs
+from art_backend.engines.contract import EngineVerbs
 from art_backend.tokens.render import ChatRenderer
 
 

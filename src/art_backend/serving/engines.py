@@ -4,10 +4,10 @@ from functools import partial
 from pathlib import Path
 
 from art.wire import ProcessHealth, RegisterModel
-from art_backend.engines.choice import choose_launcher
-from art_backend.engines.engine import Engine, Member
+from art_backend.engines.contract import Engine, Member
 from art_backend.engines.process import EngineProcess, EngineSettings, Launcher, torch_engine
 from art_backend.engines.router import EngineRouter, StartEngine, split_settings
+from art_backend.engines.vllm import choose_launcher
 from art_backend.errors import BadRequestError
 from art_backend.models.base import context_length
 from art_backend.planning.architecture import read_architecture

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from art.wire import ProcessHealth
 from art_backend.engines.client import EngineError, EngineUnreachableError
-from art_backend.engines.engine import Engine, EngineVerbs, Member
+from art_backend.engines.contract import Engine, EngineVerbs, Member
 from art_backend.engines.process import EngineProcess, EngineSettings
 from art_backend.errors import BusyError, EngineFailedError, NotFoundError
 from art_backend.gateway.ports import Lease

@@ -41,15 +41,15 @@ class Recorder:
         self.client = client
         self.calls = []
 
-    async def generate(self, model, token_ids, sampling, request_id=None, *, rollout=None):
-        answer = await self.client.generate(model, token_ids, sampling, request_id)
+    async def generate(self, model, token_ids, sampling, *, rollout=None):
+        answer = await self.client.generate(model, token_ids, sampling)
         self.calls.append((list(token_ids), answer.token_ids, answer.logprobs))
         return answer
 
-    async def stream(self, model, token_ids, sampling, request_id=None, *, rollout=None):
+    async def stream(self, model, token_ids, sampling, *, rollout=None):
         whole = Generation([], [], [], "length")
         self.calls.append((list(token_ids), whole.token_ids, whole.logprobs))
-        async for delta in self.client.stream(model, token_ids, sampling, request_id):
+        async for delta in self.client.stream(model, token_ids, sampling):
             whole.token_ids += delta.token_ids
             whole.logprobs += delta.logprobs
             yield delta

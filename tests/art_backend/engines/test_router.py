@@ -32,7 +32,7 @@ class FakeClient:
         self.going = asyncio.Event()
         self.going.set()
 
-    async def generate(self, model, token_ids, sampling, request_id=None):
+    async def generate(self, model, token_ids, sampling):
         self._note(f"generate {token_ids[0]}")
         self.calls += 1
         try:

@@ -9,10 +9,15 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from art_backend.engines.choice import choose_launcher
 from art_backend.engines.process import EngineSettings, torch_engine
-from art_backend.engines.vllm import BARE_NAME, VllmInstallation, find_vllm, vllm_engine
-from art_backend.engines.zero_adapter import write_zero_adapter
+from art_backend.engines.vllm import (
+    BARE_NAME,
+    VllmInstallation,
+    choose_launcher,
+    find_vllm,
+    vllm_engine,
+    write_zero_adapter,
+)
 from art_backend.errors import BadRequestError
 
 CPU = VllmInstallation("/envs/vllm/bin/python", "0.32.0", "cpu")
