@@ -1,30 +1,32 @@
 """The HTTP surface of the embedded engine: the engine contract of docs/architecture.md."""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Lifespan
 
 from art_backend.engines.contract import GenerationDelta, Sampling
 from art_backend.engines.key_check.art_key_check import KeyCheck
 from art_backend.engines.torch_engine.adapters import AdapterError
 from art_backend.engines.torch_engine.engine import Engine, NameTakenError, Output, UnknownModelError
 from art_backend.engines.torch_engine.metrics import render_metrics
-from art_backend.engines.torch_engine.sequence import Sequence
+from art_backend.engines.torch_engine.sequence import Delivery, Sequence
 from art_backend.engines.torch_engine.weights import WeightsError
 from art_backend.tokens.grammar import Structure
 from art_backend.tokens.grammar.notation import StructureError
 from art_backend.tokens.grammar.vocabulary import GrammarVocabulary, Guide
 
 B = TypeVar("B", bound=BaseModel)
+T = TypeVar("T")
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 
 
@@ -122,24 +124,12 @@ class RequestError(Exception):
         self.status = status
         self.message = message
 
-    def response(self) -> Response:
-        kind = (
-            "NotFoundError" if self.status == 404 else "BadRequestError" if self.status < 500 else "InternalServerError"
-        )
-        return JSONResponse(
-            {"error": {"message": self.message, "type": kind, "code": self.status}}, status_code=self.status
-        )
-
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """Turn an error that is the caller's to mend into an answer."""
-    match error:
-        case RequestError():
-            return error.response()
-        case UnknownModelError():
-            return RequestError(404, str(error)).response()
-        case _:
-            return RequestError(400, str(error)).response()
+    """Answer an error that the caller can fix."""
+    status = error.status if isinstance(error, RequestError) else 404 if isinstance(error, UnknownModelError) else 400
+    kind = "NotFoundError" if status == 404 else "BadRequestError" if status < 500 else "InternalServerError"
+    return JSONResponse({"error": {"message": str(error), "type": kind, "code": status}}, status_code=status)
 
 
 class Deliveries:
@@ -237,7 +227,7 @@ def build_app(engine: Engine, *, api_key: str, lifespan: Lifespan[Starlette]) ->
 
     app = Starlette(
         routes=[
-            Route("/inference/v1/generate", GenerateEndpoint(engine), methods=["POST"]),
+            Route("/inference/v1/generate", Generation(engine).answer, methods=["POST"]),
             Route("/v1/load_lora_adapter", load_adapter, methods=["POST"]),
             Route("/v1/unload_lora_adapter", unload_adapter, methods=["POST"]),
             Route("/v1/load_weights", load_weights, methods=["POST"]),
@@ -251,19 +241,15 @@ def build_app(engine: Engine, *, api_key: str, lifespan: Lifespan[Starlette]) ->
             Route("/health", health),
             Route("/metrics", metrics),
         ],
-        exception_handlers={
-            RequestError: _refuse,
-            UnknownModelError: _refuse,
-            AdapterError: _refuse,
-            NameTakenError: _refuse,
-            WeightsError: _refuse,
-        },
+        exception_handlers=dict.fromkeys(
+            (RequestError, UnknownModelError, AdapterError, NameTakenError, WeightsError, ClientDisconnect), _refuse
+        ),
         lifespan=lifespan,
     )
     return KeyCheck(app, api_key)
 
 
-class GenerateEndpoint:
+class Generation:
     """``POST /inference/v1/generate``. A client that goes away frees its place in the engine at once."""
 
     def __init__(self, engine: Engine) -> None:
@@ -271,22 +257,36 @@ class GenerateEndpoint:
         self._vocabulary: GrammarVocabulary | None = None
         self._compiling = asyncio.Lock()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = _parse(GenerateRequest, await _read(receive))
+    async def answer(self, request: Request) -> Response:
+        body = _parse(GenerateRequest, await request.body())
         outputs: asyncio.Queue[GenerationDelta | Exception] = asyncio.Queue()
         sequence = self._sequence(body, outputs.put_nowait)
         sequence.guide = await self._guide(sequence.sampling)
+        deltas = self._sample(sequence, outputs)
+        if body.stream:
+            return StreamingResponse(_events(body.request_id or "", deltas), media_type="text/event-stream")
+        async with contextlib.aclosing(deltas):
+            output = await _unless_gone(request, anext(deltas))
+        if isinstance(output, Exception):
+            raise RequestError(*_explain(output))
+        return Response(json.dumps(_shape(body.request_id or "", output)), media_type="application/json")
+
+    async def _sample(
+        self, sequence: Sequence, outputs: "asyncio.Queue[GenerationDelta | Exception]"
+    ) -> AsyncGenerator[GenerationDelta | Exception, None]:
+        """Yield what the engine produces, up to the last delta or an error. Closing the iterator ends the sampling."""
         self._engine.submit(sequence)
-        gone = asyncio.ensure_future(_disconnected(receive))
         try:
-            respond = self._stream if body.stream else self._answer
-            await _unless(gone, respond(body.request_id or "", outputs, send))
+            while True:
+                output = await outputs.get()
+                yield output
+                if isinstance(output, Exception) or output.finish_reason is not None:
+                    return
         finally:
-            gone.cancel()
             if sequence.finish_reason is None:
                 self._engine.abort(sequence)
 
-    def _sequence(self, body: GenerateRequest, deliver: Callable[[GenerationDelta | Exception], None]) -> Sequence:
+    def _sequence(self, body: GenerateRequest, deliver: Delivery) -> Sequence:
         engine = self._engine
         adapter = engine.find_adapter(body.model)
         limit = engine.runner.max_model_len
@@ -324,30 +324,42 @@ class GenerateEndpoint:
             except StructureError as error:
                 raise RequestError(400, f"structured_outputs: {error}.") from error
 
-    @staticmethod
-    async def _answer(request_id: str, outputs: "asyncio.Queue[GenerationDelta | Exception]", send: Send) -> None:
-        output = await outputs.get()
-        if isinstance(output, Exception):
-            raise RequestError(*_tell(output))
-        await _send_response(send, 200, "application/json", json.dumps(_shape(request_id, output)).encode(), more=False)
 
-    @staticmethod
-    async def _stream(request_id: str, outputs: "asyncio.Queue[GenerationDelta | Exception]", send: Send) -> None:
-        await _send_response(send, 200, "text/event-stream; charset=utf-8", b"", more=True)
-        while True:
-            output = await outputs.get()
+async def _events(
+    request_id: str, deltas: AsyncGenerator[GenerationDelta | Exception, None]
+) -> AsyncGenerator[bytes, None]:
+    """Server-sent events. An error after the first is an event too, since the status is sent by then."""
+    async with contextlib.aclosing(deltas):
+        async for output in deltas:
             if isinstance(output, Exception):
-                status, message = _tell(output)
+                status, message = _explain(output)
                 event: dict[str, Any] = {"error": {"message": message, "code": status}}
             else:
                 event = _shape(request_id, output)
-            await send(_part(f"data: {json.dumps(event)}\n\n".encode(), more=True))
-            if isinstance(output, Exception) or output.finish_reason is not None:
-                break
-        await send(_part(b"data: [DONE]\n\n", more=False))
+            yield f"data: {json.dumps(event)}\n\n".encode()
+    yield b"data: [DONE]\n\n"
 
 
-def _tell(error: Exception) -> tuple[int, str]:
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """Await ``work``; leave it as soon as the client disconnects."""
+
+    async def disconnect() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnect())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise RequestError(400, "The client disconnected.")
+        return task.result()
+    finally:
+        for waiting in (task, gone):
+            waiting.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+def _explain(error: Exception) -> tuple[int, str]:
     """Status and message of an error that ended a completion."""
     if isinstance(error, StructureError):
         return 400, f"structured_outputs: {error}."
@@ -379,43 +391,3 @@ def _parse(kind: type[B], body: bytes) -> B:
         first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "body"
         raise RequestError(400, f"{where}: {first['msg']}") from None
-
-
-async def _read(receive: Receive) -> bytes:
-    parts: list[bytes] = []
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise RequestError(400, "The request ended before its body.")
-        parts.append(message.get("body", b""))
-        if not message.get("more_body", False):
-            return b"".join(parts)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _unless(gone: "asyncio.Future[None]", work: Awaitable[None]) -> None:
-    """Await ``work``, or leave it when ``gone`` is done first."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-    finally:
-        task.cancel()
-
-
-async def _send_response(send: Send, status: int, content_type: str, body: bytes, *, more: bool) -> None:
-    headers = [(b"content-type", content_type.encode())]
-    if not more:
-        headers.append((b"content-length", str(len(body)).encode()))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    if body or not more:
-        await send(_part(body, more=more))
-
-
-def _part(body: bytes, *, more: bool) -> Message:
-    return {"type": "http.response.body", "body": body, "more_body": more}
