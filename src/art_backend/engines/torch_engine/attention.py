@@ -14,9 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface
 
-from art_backend.engines.torch_engine.blocks import BLOCK_SIZE
 from art_backend.engines.torch_engine.kv_pool import KvPool, LayerShape
-from art_backend.engines.torch_engine.sequence import Chunk
+from art_backend.engines.torch_engine.sequence import BLOCK_SIZE, Chunk
 from art_backend.models import exact
 
 IMPLEMENTATION = "art_paged"

@@ -11,35 +11,8 @@ Invariants:
 """
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from art_backend.engines.torch_engine.sequence import Sequence
-
-BLOCK_SIZE = 16
-"""Tokens per block."""
-
-Key = tuple[int, ...]
-
-
-class Block:
-    """``BLOCK_SIZE`` token slots of the KV pool. ``index`` is their place; the root of a tree has none (-1)."""
-
-    __slots__ = ("children", "filled", "filled_in", "holders", "index", "key", "parent", "writer")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.key: Key | None = None
-        """Its tokens, once it is in a tree."""
-        self.parent: Block | None = None
-        self.children: dict[Key, Block] = {}
-        self.holders = 0
-        self.filled = 0
-        """How many of its slots hold keys and values, once the step being planned is done."""
-        self.filled_in = 0
-        """The step that last wrote into it."""
-        self.writer: Any = None
-        """The sequence that fills it, while it is shared but not full."""
+from art_backend.engines.torch_engine.sequence import BLOCK_SIZE, Block, Key, Sequence
 
 
 class OutOfBlocksError(RuntimeError):
@@ -81,7 +54,7 @@ class BlockCache:
             self._roots[adapter_id] = Block(-1)
         return self._roots[adapter_id]
 
-    def attach(self, sequence: "Sequence", adapter_id: int) -> list[tuple[int, int]]:
+    def attach(self, sequence: Sequence, adapter_id: int) -> list[tuple[int, int]]:
         """Give ``sequence`` blocks for all its tokens, sharing what the tree already has.
 
         Sets ``blocks``, ``num_computed``, ``num_sealed``. At least the last token is left to compute.
@@ -131,11 +104,11 @@ class BlockCache:
         self.seal(sequence, adapter_id)
         return copies
 
-    def extend(self, sequence: "Sequence") -> None:
+    def extend(self, sequence: Sequence) -> None:
         """Add one block. Raises ``OutOfBlocksError`` when every block is held."""
         sequence.blocks.append(self._allocate())
 
-    def seal(self, sequence: "Sequence", adapter_id: int) -> None:
+    def seal(self, sequence: Sequence, adapter_id: int) -> None:
         """Put those blocks of ``sequence`` in the tree whose tokens are all known.
 
         Where the tree has an equal block already, the sequence takes that one and gives its own back, as soon as both
@@ -159,7 +132,7 @@ class BlockCache:
                 return
             sequence.num_sealed += 1
 
-    def detach(self, sequence: "Sequence", adapter_id: int) -> None:
+    def detach(self, sequence: Sequence, adapter_id: int) -> None:
         """Take all blocks from ``sequence``. What it computed stays in the tree until the room is needed."""
         sealed = sequence.num_sealed
         key = tuple(sequence.tokens[sealed * BLOCK_SIZE : sequence.num_computed][:BLOCK_SIZE])

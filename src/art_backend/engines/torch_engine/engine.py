@@ -22,11 +22,10 @@ from art_backend.engines.contract import GenerationDelta
 from art_backend.engines.torch_engine.adapters import Adapter, AdapterError, Matrices, read_adapter
 from art_backend.engines.torch_engine.blocks import BlockCache
 from art_backend.engines.torch_engine.model_thread import ModelThread
-from art_backend.engines.torch_engine.runner import ModelRunner
+from art_backend.engines.torch_engine.runner import ModelRunner, WeightsError
 from art_backend.engines.torch_engine.sampler import Sampled, sample
 from art_backend.engines.torch_engine.scheduler import Scheduler
 from art_backend.engines.torch_engine.sequence import Sequence
-from art_backend.engines.torch_engine.weights import WeightsError
 from art_backend.tokens.grammar.notation import StructureError
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from art_backend.engines.torch_engine.blocks import BLOCK_SIZE
+from art_backend.engines.torch_engine.sequence import BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True)

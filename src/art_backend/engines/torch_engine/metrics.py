@@ -1,7 +1,7 @@
 """What ``GET /metrics`` reports, in the text format of Prometheus."""
 
-from art_backend.engines.torch_engine.blocks import BLOCK_SIZE
 from art_backend.engines.torch_engine.engine import Engine
+from art_backend.engines.torch_engine.sequence import BLOCK_SIZE
 
 PREFIX = "art_engine_"
 

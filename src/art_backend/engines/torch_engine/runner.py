@@ -4,18 +4,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from art_backend.engines.torch_engine import attention
 from art_backend.engines.torch_engine.adapters import Adapter, AdapterBank, Segment
 from art_backend.engines.torch_engine.attention import AttentionStep, ProbeStep, UnsupportedModelError
-from art_backend.engines.torch_engine.blocks import BLOCK_SIZE
 from art_backend.engines.torch_engine.kv_pool import KvPool, LayerShape
-from art_backend.engines.torch_engine.sequence import Chunk
-from art_backend.engines.torch_engine.weights import read_into
+from art_backend.engines.torch_engine.sequence import BLOCK_SIZE, Chunk
 from art_backend.models import exact
 from art_backend.models.compute import own_memory
+
+
+class WeightsError(ValueError):
+    """The weights cannot be served; the message says why. Those that were served are still there."""
 
 
 class ExactHead(torch.nn.Module):
@@ -132,8 +135,8 @@ class ModelRunner:
         return [probe.shapes[layer] for layer in range(num_layers)]
 
     def load_weights(self, path: Path) -> None:
-        """Take the weights in ``path``, as ``weights.read_into`` does."""
-        read_into(self._model, path)
+        """Take the weights of another version, in a Hugging Face folder. Raises as ``_read_weights`` does."""
+        _read_weights(self._model, path)
         self.path = path
 
     def move_weights(self, device: torch.device, adapters: list[Adapter]) -> None:
@@ -162,3 +165,37 @@ def _segments(chunks: list[Chunk], device: torch.device) -> list[Segment]:
         for adapter in adapters
         if adapter is not None
     ]
+
+
+def _read_weights(model: nn.Module, path: Path) -> None:
+    """Copy the weights of ``path`` into ``model``, in the model's own type.
+
+    Every name and shape is checked before the first weight is changed.
+
+    Raises:
+        WeightsError: A file cannot be read, or the weights are another model's. Nothing was changed.
+        SafetensorError, OSError: Reading failed half-way: the model is now neither the old one nor the new one.
+    """
+    targets = dict(model.named_parameters())
+    aliases = model.state_dict().keys() - targets.keys()  # the second name of a weight that two layers share
+    places: dict[str, Path] = {}
+    try:
+        for file in sorted(path.glob("model*.safetensors")):
+            with safe_open(file, framework="pt") as content:
+                for name in content.keys():  # noqa: SIM118
+                    if name in aliases:
+                        continue
+                    shape = content.get_slice(name).get_shape()
+                    if name not in targets or list(targets[name].shape) != shape:
+                        own = list(targets[name].shape) if name in targets else "no such weight"
+                        raise WeightsError(f"{file}: {name} has shape {shape}; the model that is served has {own}.")
+                    places[name] = file
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{path} holds no readable weights: {error}") from error
+    if missing := sorted(targets.keys() - places.keys()):
+        raise WeightsError(f"{path} lacks {len(missing)} weights of the model that is served, such as {missing[0]}.")
+    with torch.no_grad():
+        for file in sorted(set(places.values())):
+            with safe_open(file, framework="pt", device=str(next(iter(targets.values())).device)) as content:
+                for name in (n for n, place in places.items() if place == file):
+                    targets[name].copy_(content.get_tensor(name))

@@ -6,8 +6,8 @@ A sequence whose prefix is being computed by another waits for it (see ``blocks`
 
 from collections import deque
 
-from art_backend.engines.torch_engine.blocks import BLOCK_SIZE, BlockCache, OutOfBlocksError
-from art_backend.engines.torch_engine.sequence import Chunk, Sequence
+from art_backend.engines.torch_engine.blocks import BlockCache, OutOfBlocksError
+from art_backend.engines.torch_engine.sequence import BLOCK_SIZE, Chunk, Sequence
 
 
 class Scheduler:

@@ -1,4 +1,4 @@
-"""One completion on its way through the engine."""
+"""One completion on its way through the engine, and the blocks of the KV cache that it holds."""
 
 import random
 from collections.abc import Callable
@@ -6,10 +6,34 @@ from dataclasses import dataclass, field
 
 from art_backend.engines.contract import FinishReason, GenerationDelta, Sampling
 from art_backend.engines.torch_engine.adapters import Adapter
-from art_backend.engines.torch_engine.blocks import BLOCK_SIZE, Block
 from art_backend.tokens.grammar.vocabulary import Guide
 
 Delivery = Callable[[GenerationDelta | Exception], None]
+
+BLOCK_SIZE = 16
+"""Tokens per block."""
+
+Key = tuple[int, ...]
+
+
+class Block:
+    """``BLOCK_SIZE`` token slots of the KV pool. ``index`` is their place; the root of a tree has none (-1)."""
+
+    __slots__ = ("children", "filled", "filled_in", "holders", "index", "key", "parent", "writer")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.key: Key | None = None
+        """Its tokens, once it is in a tree."""
+        self.parent: Block | None = None
+        self.children: dict[Key, Block] = {}
+        self.holders = 0
+        self.filled = 0
+        """How many of its slots hold keys and values, once the step being planned is done."""
+        self.filled_in = 0
+        """The step that last wrote into it."""
+        self.writer: Sequence | None = None
+        """The sequence that fills it, while it is shared but not full."""
 
 
 @dataclass(eq=False, slots=True)

@@ -19,8 +19,8 @@ from art_backend.engines.key_check.art_key_check import KeyCheck
 from art_backend.engines.torch_engine.adapters import AdapterError
 from art_backend.engines.torch_engine.engine import Engine, NameTakenError, Output, UnknownModelError
 from art_backend.engines.torch_engine.metrics import render_metrics
+from art_backend.engines.torch_engine.runner import WeightsError
 from art_backend.engines.torch_engine.sequence import Delivery, Sequence
-from art_backend.engines.torch_engine.weights import WeightsError
 from art_backend.tokens.grammar import Structure
 from art_backend.tokens.grammar.notation import StructureError
 from art_backend.tokens.grammar.vocabulary import GrammarVocabulary, Guide

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art_backend.engines.contract import Sampling
-from art_backend.engines.torch_engine.blocks import BLOCK_SIZE, BlockCache
+from art_backend.engines.torch_engine.blocks import BlockCache
 from art_backend.engines.torch_engine.scheduler import Scheduler
-from art_backend.engines.torch_engine.sequence import Sequence
+from art_backend.engines.torch_engine.sequence import BLOCK_SIZE, Sequence
 
 
 def make_sequence(tokens, max_tokens=4, max_length=10_000):

@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from art_backend.engines.torch_engine.engine import UnknownModelError
-from art_backend.engines.torch_engine.weights import WeightsError
+from art_backend.engines.torch_engine.runner import WeightsError
 
 PROMPT = list(range(5, 45))
 
