@@ -176,7 +176,7 @@ def build_api(service: Service, route_class: type[APIRoute]) -> APIRouter:
     @router.post("/train_sft", status_code=202, tags=["training"])
     async def train_sft(request: TrainSftRequest) -> Job:
         """Start supervised fine-tuning on conversations, which makes one new version. Idempotent like ``train``."""
-        return await service.train_sft(request)
+        return await service.train(request)
 
     @router.get("/jobs/{job}", tags=["training"])
     async def get_job(job: Name) -> Job:

@@ -23,6 +23,7 @@ import math
 import statistics
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from art.wire import TrainProgress, TrainResult
@@ -47,9 +48,6 @@ weights of the step before, the canaries differ by 0.3 and more, since they are 
 ENGINE_DEADLINE_S = 300.0
 """For one control call to the engine: moving weights of a large model between memories takes tens of seconds."""
 
-Report = Callable[[TrainProgress], None]
-TrainerSource = Callable[[], Awaitable[TrainerProcess]]
-
 _ENGINE_LOST = (EngineUnreachableError, ProcessDiedError, DeadlineExceededError)
 
 _log = logging.getLogger(__name__)
@@ -66,7 +64,12 @@ class StepRunner:
     """
 
     def __init__(
-        self, policy: ServedPolicy, trainer: TrainerSource, device: asyncio.Lock, *, dedicated: bool = False
+        self,
+        policy: ServedPolicy,
+        trainer: Callable[[], Awaitable[TrainerProcess]],
+        device: asyncio.Lock,
+        *,
+        dedicated: bool = False,
     ) -> None:
         self._policy = policy
         self._host = policy.host
@@ -77,16 +80,12 @@ class StepRunner:
         """What of the engine's memory is away."""
 
     async def run(
-        self,
-        make_input: Callable[[int], AnyInput],
-        *,
-        on_start: Callable[[int], None],
-        report: Report,
+        self, given: AnyInput, on_start: Callable[[int], None], report: Callable[[TrainProgress], None]
     ) -> TrainResult:
         """Take one step and serve the result.
 
         Args:
-            make_input: Gives what to train on for the step of this number.
+            given: What to train on; its step is the next one at the time when the device is free.
             on_start: Called with the step's number once the device is free.
 
         Raises:
@@ -101,7 +100,7 @@ class StepRunner:
                     f"Step {step - 1} of {self._policy.name!r} is trained and saved, but not served: the engine's log says why. "
                     "Restart the service to serve it, then train on."
                 )
-            given = make_input(step)
+            given = replace(given, step=step)
             on_start(step)
             clock = _Stopwatch()
 
@@ -146,7 +145,7 @@ class StepRunner:
             },
         )
 
-    async def _train(self, step: AnyInput, report: Report) -> StepOutput:
+    async def _train(self, step: AnyInput, report: Callable[[TrainProgress], None]) -> StepOutput:
         report(TrainProgress(phase="preparing"))
         trainer = None
         try:

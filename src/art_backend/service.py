@@ -5,7 +5,7 @@ import hashlib
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from art.wire import (
@@ -16,7 +16,6 @@ from art.wire import (
     ModelInfo,
     RegisterModel,
     SftOptions,
-    TokenRow,
     TrainOptions,
     TrainRequest,
     TrainSftRequest,
@@ -260,11 +259,11 @@ class Service:
 
     # Training
 
-    async def train(self, request: TrainRequest) -> Job:
-        """Check a train request, resolve its tokens, and start it as a job.
+    async def train(self, request: TrainRequest | TrainSftRequest) -> Job:
+        """Check a request to train, resolve its tokens, and start it as a job: ``StepRunner.run`` does the rest.
 
         Raises:
-            BadRequestError: A trajectory's tokens cannot be resolved; the message names it.
+            BadRequestError: The tokens of a trajectory or example cannot be resolved; the message names it.
             ConflictError: The idempotency key belongs to another request.
             NotFoundError: No such model.
         """
@@ -272,54 +271,31 @@ class Service:
         digest = await asyncio.to_thread(_digest, request)
         if (known := self.jobs.find(policy.project, policy.name, request.idempotency_key, digest)) is not None:
             return known
-        groups, warnings = await self._examples.find_groups(policy, request.groups)
-        return self._submit(
-            policy, request, digest, JobKind.TRAIN, lambda step: StepInput(groups, request.options, step, warnings)
-        )
-
-    async def train_sft(self, request: TrainSftRequest) -> Job:
-        """Find or render the tokens of the examples of a request, and start learning them as a job.
-
-        Raises:
-            BadRequestError: An example's tokens cannot be found or rendered; the message names it.
-            ConflictError: The idempotency key belongs to another request.
-            NotFoundError: No such model.
-        """
-        policy = self.policy(request.project, request.model)
-        digest = await asyncio.to_thread(_digest, request)
-        if (known := self.jobs.find(policy.project, policy.name, request.idempotency_key, digest)) is not None:
-            return known
-        train_on = request.options.train_on
-        examples: list[list[TokenRow]] = []
-        for i, example in enumerate(request.examples):
-            examples.append(await self._examples.find_rows_to_imitate(policy, example, f"examples.{i}", train_on))
-        return self._submit(
-            policy, request, digest, JobKind.SFT, lambda step: SftInput(examples, request.options, step)
-        )
-
-    def _submit(
-        self,
-        policy: ServedPolicy,
-        request: TrainRequest | TrainSftRequest,
-        digest: str,
-        kind: JobKind,
-        make_input: Callable[[int], AnyInput],
-    ) -> Job:
+        given = await self._resolve(policy, request)
         self._check_memory(policy, request.options)
-        runner = StepRunner(
-            policy,
-            lambda: self._trainers.get(policy),
-            self._device,
-            dedicated=self.settings.placement.dedicated,
-        )
+        dedicated = self.settings.placement.dedicated
+        runner = StepRunner(policy, lambda: self._trainers.get(policy), self._device, dedicated=dedicated)
         return self.jobs.submit(
             policy.project,
             policy.name,
             request.idempotency_key,
-            lambda on_start, report: runner.run(make_input, on_start=on_start, report=report),
-            kind,
+            partial(runner.run, given),
+            JobKind.TRAIN if isinstance(request, TrainRequest) else JobKind.SFT,
             digest,
         )
+
+    async def _resolve(self, policy: ServedPolicy, request: TrainRequest | TrainSftRequest) -> AnyInput:
+        """Find or render the tokens that a request names."""
+        step = policy.step + 1  # unless another job makes it first
+        if isinstance(request, TrainRequest):
+            groups, warnings = await self._examples.find_groups(policy, request.groups)
+            return StepInput(groups, request.options, step, warnings)
+        train_on = request.options.train_on
+        examples = [
+            await self._examples.find_rows_to_imitate(policy, example, f"examples.{i}", train_on)
+            for i, example in enumerate(request.examples)
+        ]
+        return SftInput(examples, request.options, step)
 
     def _check_memory(self, policy: ServedPolicy, options: TrainOptions | SftOptions) -> None:
         """Raise BadRequestError for a step that the trainer's device cannot hold."""

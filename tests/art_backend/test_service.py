@@ -160,7 +160,7 @@ async def test_a_repeated_request_returns_its_job_and_its_key_is_not_for_another
     others = [
         service.train(request.model_copy(update={"groups": groups * 2})),
         service.train(request.model_copy(update={"options": TrainOptions(learning_rate=1e-3)})),
-        service.train_sft(
+        service.train(
             TrainSftRequest(
                 project="p", model="m", examples=[Example(rows=[row])], idempotency_key=request.idempotency_key
             )

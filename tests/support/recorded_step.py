@@ -179,7 +179,7 @@ class World:
     async def step(self):
         runner = StepRunner(self.policy, self.get_trainer, asyncio.Lock(), dedicated=self.dedicated)
         return await runner.run(
-            lambda step: StepInput(GROUPS, TrainOptions(), step),
+            StepInput(GROUPS, TrainOptions(), 1),
             on_start=lambda step: None,
             report=lambda p: self.phases.append(p.phase),
         )

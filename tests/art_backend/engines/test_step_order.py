@@ -84,9 +84,7 @@ async def test_the_engine_sleeps_while_the_trainer_works_and_its_calls_go_on(eng
 
     async def step():
         runner = StepRunner(policy, lambda: asyncio.sleep(0, trainer), asyncio.Lock())
-        return await runner.run(
-            lambda number: StepInput([], TrainOptions(), number), on_start=lambda number: None, report=lambda p: None
-        )
+        return await runner.run(StepInput([], TrainOptions(), 1), on_start=lambda number: None, report=lambda p: None)
 
     tokens: list[int] = []
     started = asyncio.Event()

@@ -54,7 +54,7 @@ class BlockCache:
             self._roots[adapter_id] = Block(-1)
         return self._roots[adapter_id]
 
-    def attach(self, sequence: Sequence, adapter_id: int) -> list[tuple[int, int]]:
+    def attach(self, sequence: Sequence) -> list[tuple[int, int]]:
         """Give ``sequence`` blocks for all its tokens, sharing what the tree already has.
 
         Sets ``blocks``, ``num_computed``, ``num_sealed``. At least the last token is left to compute.
@@ -67,7 +67,7 @@ class BlockCache:
         """
         tokens = sequence.tokens
         reusable = len(tokens) - 1
-        parent = self.root(adapter_id)
+        parent = self.root(sequence.adapter_id)
         shared: list[Block] = []
         while (end := (len(shared) + 1) * BLOCK_SIZE) <= reusable:
             child = parent.children.get(tuple(tokens[end - BLOCK_SIZE : end]))
@@ -101,14 +101,14 @@ class BlockCache:
         sequence.num_sealed = len(shared)
         filled = sum(block.filled == BLOCK_SIZE for block in shared)
         sequence.num_computed = filled * BLOCK_SIZE + (overlap if filled == len(shared) else 0)
-        self.seal(sequence, adapter_id)
+        self.seal(sequence)
         return copies
 
     def extend(self, sequence: Sequence) -> None:
         """Add one block. Raises ``OutOfBlocksError`` when every block is held."""
         sequence.blocks.append(self._allocate())
 
-    def seal(self, sequence: Sequence, adapter_id: int) -> None:
+    def seal(self, sequence: Sequence) -> None:
         """Put those blocks of ``sequence`` in the tree whose tokens are all known.
 
         Where the tree has an equal block already, the sequence takes that one and gives its own back, as soon as both
@@ -117,7 +117,7 @@ class BlockCache:
         while (end := (sequence.num_sealed + 1) * BLOCK_SIZE) <= len(sequence.tokens):
             position = sequence.num_sealed
             block = sequence.blocks[position]
-            parent = sequence.blocks[position - 1] if position else self.root(adapter_id)
+            parent = sequence.blocks[position - 1] if position else self.root(sequence.adapter_id)
             key = tuple(sequence.tokens[end - BLOCK_SIZE : end])
             twin = parent.children.get(key)
             if twin is None:
@@ -132,12 +132,12 @@ class BlockCache:
                 return
             sequence.num_sealed += 1
 
-    def detach(self, sequence: Sequence, adapter_id: int) -> None:
+    def detach(self, sequence: Sequence) -> None:
         """Take all blocks from ``sequence``. What it computed stays in the tree until the room is needed."""
         sealed = sequence.num_sealed
         key = tuple(sequence.tokens[sealed * BLOCK_SIZE : sequence.num_computed][:BLOCK_SIZE])
         if key:
-            parent = sequence.blocks[sealed - 1] if sealed else self.root(adapter_id)
+            parent = sequence.blocks[sealed - 1] if sealed else self.root(sequence.adapter_id)
             if key not in parent.children:
                 self._link(sequence.blocks[sealed], parent, key)
                 sequence.blocks[sealed].filled = len(key)

@@ -240,7 +240,7 @@ class Engine:
             if sequence.finish_reason is not None:
                 self._finish(sequence)
             else:
-                self.cache.seal(sequence, sequence.adapter_id)
+                self.cache.seal(sequence)
             if sequence.stream or sequence.finish_reason is not None:
                 outputs.append((sequence, sequence.take_unsent()))
         self.counters.steps += 1

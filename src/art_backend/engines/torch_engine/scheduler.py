@@ -38,7 +38,7 @@ class Scheduler:
         """Forget a sequence that is finished or no longer wanted. Its computed prefix stays cached."""
         if sequence in self.running:
             self.running.remove(sequence)
-            self.cache.detach(sequence, sequence.adapter_id)
+            self.cache.detach(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
@@ -60,7 +60,7 @@ class Scheduler:
         while budget and self.waiting and len(self.running) < self.max_num_seqs:
             sequence = self.waiting[0]
             try:
-                copies += self.cache.attach(sequence, sequence.adapter_id)
+                copies += self.cache.attach(sequence)
             except OutOfBlocksError:
                 break
             self.running.append(self.waiting.popleft())

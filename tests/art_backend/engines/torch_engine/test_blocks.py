@@ -1,12 +1,14 @@
 """The block cache: shared prefixes, and what happens when room runs out."""
 
 import random
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art_backend.engines.contract import Sampling
+from art_backend.engines.torch_engine.adapters import Adapter
 from art_backend.engines.torch_engine.blocks import BlockCache
 from art_backend.engines.torch_engine.scheduler import Scheduler
 from art_backend.engines.torch_engine.sequence import BLOCK_SIZE, Sequence
@@ -46,7 +48,7 @@ class World:
                     self.scheduler.remove(sequence)
                     self.finished.append(sequence)
                 else:
-                    self.cache.seal(sequence, 0)
+                    self.cache.seal(sequence)
         return chunks
 
     def run(self):
@@ -111,15 +113,17 @@ def test_members_go_on_when_the_leader_is_aborted():
 def test_adapters_do_not_share():
     cache = BlockCache(32)
     one = make_sequence(range(40))
-    cache.attach(one, 1)
+    one.adapter = Adapter(1, "one", Path("one"), {})
+    cache.attach(one)
     for block in one.blocks:
         block.filled = BLOCK_SIZE
     one.num_computed = 40
-    cache.detach(one, 1)
+    cache.detach(one)
     other = make_sequence(range(40))
-    cache.attach(other, 2)
+    other.adapter = Adapter(2, "other", Path("other"), {})
+    cache.attach(other)
     assert other.num_computed == 0
-    cache.detach(other, 2)
+    cache.detach(other)
     cache.forget(1)
     assert cache.num_cached == 0
     assert cache.num_available == 32
