@@ -17,11 +17,11 @@ import uvloop
 from filelock import FileLock, Timeout
 
 from art_backend.app import build_app
+from art_backend.devices import Placement, PlacementKind, parse_device_list
 from art_backend.engines.process import Launcher
 from art_backend.errors import ConflictError, ServiceError
 from art_backend.gateway.limits import MAX_CALLS, MAX_QUEUE
 from art_backend.service import Service
-from art_backend.serving.placement import Placement, PlacementKind, parse_device_list
 from art_backend.settings import EngineKind, Settings
 from art_backend.store.database import explain_damage
 from art_backend.store.private import private_directory, private_file

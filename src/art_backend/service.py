@@ -21,6 +21,7 @@ from art.wire import (
     TrainSftRequest,
 )
 from art_backend.auth import Keyring
+from art_backend.devices import Device, find_usable_devices
 from art_backend.engines.process import Launcher
 from art_backend.errors import BadRequestError, ConflictError, NotFoundError, ServiceError
 from art_backend.examples import ExampleFinder
@@ -31,7 +32,6 @@ from art_backend.models.origins import begin, withdraw
 from art_backend.orchestrator import StepRunner
 from art_backend.planning.architecture import check_proven
 from art_backend.planning.verdict import check_training
-from art_backend.serving.devices import Device, find_usable_devices
 from art_backend.serving.engines import Engines
 from art_backend.serving.model_directory import ServedModels
 from art_backend.serving.policies import EngineHost, ServedPolicy, WholePolicy

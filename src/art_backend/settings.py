@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from art_backend.devices import Placement
 from art_backend.errors import BadRequestError
 from art_backend.gateway.limits import MAX_CALLS, MAX_QUEUE
-from art_backend.serving.placement import Placement
 
 EngineKind = Literal["auto", "torch", "vllm"]
 

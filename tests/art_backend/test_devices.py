@@ -1,7 +1,7 @@
 import pytest
 
+from art_backend.devices import Device, choose_visible, parse_devices, visible
 from art_backend.errors import BadRequestError
-from art_backend.serving.devices import Device, choose_visible, parse_devices, visible
 
 
 def test_the_drivers_listing_is_read():

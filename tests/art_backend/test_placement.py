@@ -12,13 +12,12 @@ from tests.support.scripted_engine import serve
 
 from art.wire import JobState, RegisterModel, TokenRow, TrainGroup, TrainOptions, TrainRequest, TrainTrajectory
 from art_backend.app import build_app
+from art_backend.devices import Device, Placement, parse_device_list
 from art_backend.engines.contract import Sampling
 from art_backend.engines.process import Launch
 from art_backend.errors import BadRequestError
 from art_backend.service import Service
-from art_backend.serving.devices import Device
 from art_backend.serving.engines import Engines
-from art_backend.serving.placement import Placement, parse_device_list
 from art_backend.settings import Settings
 
 DEVICE = Device("NVIDIA Test", 80 * 2**30)

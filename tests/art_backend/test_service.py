@@ -22,11 +22,11 @@ from art.wire import (
     TrainTrajectory,
 )
 from art_backend import service as service_module
+from art_backend.devices import Device
 from art_backend.engines.process import EngineSettings, Launch
 from art_backend.errors import BadRequestError, ConflictError, NotFoundError, StorageFailedError
 from art_backend.process import ProcessDiedError
 from art_backend.service import Service
-from art_backend.serving.devices import Device
 from art_backend.settings import Settings
 
 

@@ -9,10 +9,10 @@ import typer
 
 import art
 from art.cli import app
+from art_backend.devices import Placement, parse_device_list
 from art_backend.planning.architecture import KNOWN
 from art_backend.planning.memory import GIB, MemoryPlan, Wanted, plan
 from art_backend.planning.verdict import gb, leanest
-from art_backend.serving.placement import Placement, parse_device_list
 
 PAGE = (Path(__file__).parents[2] / "docs/gpu.md").read_text()
 COMMANDS = [

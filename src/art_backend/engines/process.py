@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from art_backend.devices import visible
 from art_backend.engines.client import EngineClient, EngineError, EngineUnreachableError
 from art_backend.engines.contract import Member
 from art_backend.engines.key_check.art_key_check import KEY_VARIABLE
 from art_backend.process import BRIEF_WAITING, EQUAL_ROWS, ChildProcess, DeadlineExceededError, ProcessDiedError
-from art_backend.serving.devices import visible
 
 T = TypeVar("T")
 

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from art.wire import Optimizer
+from art_backend.devices import find_devices
 from art_backend.errors import BadRequestError, ServiceError
 from art_backend.planning.architecture import read_architecture
 from art_backend.planning.memory import GIB, MemoryPlan, Wanted, plan
 from art_backend.planning.verdict import describe, find_remedy, gb
-from art_backend.serving.devices import find_devices
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:G|GB|GiB)?", re.IGNORECASE)
 

@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from art.wire import LoraSpec, Optimizer, SftOptions, TrainerKind, TrainOptions
+from art_backend.devices import Device
 from art_backend.errors import BadRequestError
 from art_backend.planning.architecture import parse_config
 from art_backend.planning.memory import GIB, MemoryPlan, Placement, Wanted, plan
-from art_backend.serving.devices import Device
 
 _log = logging.getLogger(__name__)
 

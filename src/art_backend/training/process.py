@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from art.wire import ErrorCode
+from art_backend.devices import visible
 from art_backend.errors import (
     BadRequestError,
     ConflictError,
@@ -20,7 +21,6 @@ from art_backend.errors import (
     TrainerFailedError,
 )
 from art_backend.process import BRIEF_WAITING, EQUAL_ROWS, ChildProcess, ProcessDiedError
-from art_backend.serving.devices import visible
 from art_backend.training.types import AnyInput, ModelSetup, StepOutput
 from art_backend.training.worker import OUTPUT, SETUP, STEP
 

@@ -4,11 +4,11 @@ import logging
 import pytest
 
 from art.wire import LoraSpec, Optimizer, SftOptions, TrainerKind, TrainOptions
+from art_backend.devices import Device
 from art_backend.errors import BadRequestError
 from art_backend.planning.architecture import KNOWN
 from art_backend.planning.memory import GIB, Wanted, plan
 from art_backend.planning.verdict import check_training
-from art_backend.serving.devices import Device
 
 
 @pytest.fixture
