@@ -2,14 +2,17 @@
 
 import asyncio
 import gc
+import inspect
 import json
 import logging
 import os
 import socket
 import sqlite3
 import sys
+from collections.abc import Callable
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Literal, cast, get_args
+from typing import Annotated, Any, Literal, get_origin
 
 import typer
 import uvicorn
@@ -20,9 +23,8 @@ from art_backend.app import build_app
 from art_backend.devices import Placement, PlacementKind, parse_device_list
 from art_backend.engines.process import Launcher
 from art_backend.errors import ConflictError, ServiceError
-from art_backend.gateway.limits import MAX_CALLS, MAX_QUEUE
 from art_backend.service import Service
-from art_backend.settings import EngineKind, Settings
+from art_backend.settings import Settings
 from art_backend.store.database import explain_damage
 from art_backend.store.private import private_directory, private_file
 from art_backend.web.connections import Connections, count_allowed_connections, guarded, watch
@@ -46,114 +48,62 @@ def main() -> None:
     """The ART backend: inference and training behind one HTTP port."""
 
 
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of ``Settings``, which it gets as ``**given``."""
+    own = [p for p in inspect.signature(command).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=[] if one.default is MISSING else one.default,
+            annotation=one.type,
+        )
+        for one in fields(Settings)
+        if get_origin(one.type) is Annotated
+    ]
+    vars(command)["__signature__"] = inspect.Signature([*options, *own])
+    return command
+
+
 @cli.command()
+@_with_settings
 def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on. Others than loopback need a key.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
-    path: Annotated[Path, typer.Option(help="Directory of database, checkpoints and logs.")] = Path(".art"),
-    api_key: Annotated[
-        str, typer.Option(envvar="ART_API_KEY", help="The service's key; a random one by default.")
-    ] = "",
-    engine: Annotated[
-        str, typer.Option(help="Inference engine: auto (vLLM where it and a CUDA device are found), torch, vllm.")
-    ] = "auto",
-    vllm_python: Annotated[
-        str | None, typer.Option(envvar="ART_VLLM_PYTHON", help="Python of the environment that has vLLM.")
-    ] = None,
-    engine_argument: Annotated[
-        list[str] | None, typer.Option(help="An argument for vLLM, such as --max-loras=4; may be repeated.")
-    ] = None,
-    replicas: Annotated[
-        int | None, typer.Option(min=1, help="Engines of each base model; one per engine device by default.")
-    ] = None,
-    engine_devices: Annotated[
-        str | None, typer.Option(metavar="0,1", help="CUDA devices of the engines, divided among the replicas.")
-    ] = None,
-    trainer_devices: Annotated[
-        str | None, typer.Option(metavar="2", help="CUDA devices that the trainer sees.")
-    ] = None,
+    *,
     placement: Annotated[
-        str,
+        PlacementKind,
         typer.Option(
             help="Engine and trainer: colocated (in turns), dedicated (at the same time), or auto: dedicated on devices of their own."
         ),
     ] = "auto",
-    max_sequence_length: Annotated[int, typer.Option(min=16, help="Longest prompt plus completion, in tokens.")] = 4096,
-    max_concurrent_sequences: Annotated[int, typer.Option(min=1, help="Completions sampled at the same time.")] = 64,
-    max_project_calls: Annotated[
-        int, typer.Option(min=1, help="Model calls of one project answered at the same time; more wait.")
-    ] = MAX_CALLS,
-    max_project_queue: Annotated[
-        int, typer.Option(min=0, help="Model calls of one project that may wait; more are told to come back.")
-    ] = MAX_QUEUE,
-    capture_retention_days: Annotated[
-        float, typer.Option(min=0, help="Days after their last call for which captured rollouts are kept.")
-    ] = 30.0,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads; one per core by default.")] = None,
-    cache: Annotated[Path | None, typer.Option(envvar="ART_CACHE", help="Where prepared base models are kept.")] = None,
-    user_code: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            file_okay=False,
-            help="Directory whose Python modules may define advantages and losses. Who has the service's key can run them.",
-        ),
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Engines of each base model; one per engine device by default.")
     ] = None,
-    ready_file: Annotated[
-        Path | None, typer.Option(help="File to write url, api_key and pid to once listening.")
-    ] = None,
-    listener: Annotated[
-        int | None, typer.Option(metavar="FD", help="Listen on this bound socket, instead of --host and --port.")
-    ] = None,
+    engine_devices: Annotated[
+        str, typer.Option(metavar="0,1", help="CUDA devices of the engines, divided among the replicas.")
+    ] = "",
+    trainer_devices: Annotated[str, typer.Option(metavar="2", help="CUDA devices that the trainer sees.")] = "",
     watch_stdin: Annotated[bool, typer.Option("--watch-stdin", help="Stop when standard input closes.")] = False,
+    **given: Any,
 ) -> None:
     """Serve models and train them until interrupted."""
-    if engine not in get_args(EngineKind):
-        raise typer.BadParameter(
-            f"unknown engine {engine!r}; choose from {', '.join(get_args(EngineKind))}.", param_hint="--engine"
-        )
-    if placement not in get_args(PlacementKind):
-        raise typer.BadParameter(
-            f"unknown placement {placement!r}; choose from {', '.join(get_args(PlacementKind))}.",
-            param_hint="--placement",
-        )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
-        settings = Settings(
-            path=path.resolve(),
-            host=host,
-            port=port,
-            listener=listener,
-            api_key=api_key,
-            engine=cast(EngineKind, engine),
-            vllm_python=vllm_python,
-            engine_arguments=tuple(engine_argument or ()),
-            max_sequence_length=max_sequence_length,
-            max_concurrent_sequences=max_concurrent_sequences,
-            max_project_calls=max_project_calls,
-            max_project_queue=max_project_queue,
-            capture_retention_days=capture_retention_days,
-            threads=threads,
-            cache=cache,
-            user_code=None if user_code is None else user_code.resolve(),
-            placement=Placement(
-                cast(PlacementKind, placement),
-                engine_devices=parse_device_list(engine_devices) if engine_devices else (),
-                trainer_devices=parse_device_list(trainer_devices) if trainer_devices else (),
-                replicas=replicas,
-            ),
-            ready_file=ready_file,
+        devices = Placement(
+            placement,
+            engine_devices=parse_device_list(engine_devices) if engine_devices else (),
+            trainer_devices=parse_device_list(trainer_devices) if trainer_devices else (),
+            replicas=replicas,
         )
-        uvloop.run(serve_until_stopped(settings, watch_stdin=watch_stdin))
+        uvloop.run(serve_until_stopped(Settings(**given, placement=devices), watch_stdin=watch_stdin))
     except KeyboardInterrupt:  # before the server listens; later, it ends in its own way
         sys.exit(INTERRUPTED)
     except ServiceError as error:
         sys.exit(f"Error: {error.message}")
     except sqlite3.DatabaseError as error:
-        sys.exit(f"Error: {explain_damage(error, path.resolve()).message}")
+        sys.exit(f"Error: {explain_damage(error, given['path']).message}")
     except OSError as error:
-        sys.exit(f"Error: {error.strerror}: {error.filename or f'{host}:{port}'}")
+        sys.exit(f"Error: {error.strerror}: {error.filename or '{host}:{port}'.format_map(given)}")
 
 
 @cli.command()

@@ -1,11 +1,13 @@
-"""Settings of one service. Few, and each with the default that we would use."""
+"""Settings of one service. Those with an option are set by ``python -m art_backend serve``."""
 
 import ipaddress
 import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import typer
 
 from art_backend.devices import Placement
 from art_backend.errors import BadRequestError
@@ -16,53 +18,89 @@ EngineKind = Literal["auto", "torch", "vllm"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What ``python -m art_backend serve`` was asked for.
+    """How to serve. The command line is made of these fields, so each option is stated here alone.
 
     Raises:
         BadRequestError: The combination is not safe or not possible.
     """
 
-    path: Path
-    """Directory of everything the service stores: database, checkpoints, logs."""
-    host: str = "127.0.0.1"
-    port: int = 8000
-    """0 takes a free port."""
-    listener: int | None = None
-    """File descriptor of a bound socket to listen on, instead of ``host`` and ``port``."""
-    api_key: str = ""
-    """The service's key. Empty makes a random one, which only a loopback service may do."""
-    engine: EngineKind = "auto"
-    """``torch`` is the embedded engine; ``auto`` is vLLM where it and a CUDA device are found, else the embedded one."""
-    vllm_python: str | None = None
-    """Interpreter of the environment that has vLLM; ``None`` looks in the service's own."""
-    engine_arguments: tuple[str, ...] = ()
-    """More command-line arguments for vLLM; they go before those that are derived from the model."""
-    hold_timeout_s: float = 900.0
-    """How long a model call waits for a policy update before it is told to come back later."""
-    engine_start_timeout_s: float = 1800.0
-    """How long an engine's start-up may go without a new word in its log; its death is noticed at once in any case."""
-    max_sequence_length: int = 4096
-    """Upper limit for models that do not ask for less."""
-    max_concurrent_sequences: int = 64
-    """Completions that the engine samples at the same time; more wait their turn."""
-    max_project_calls: int = MAX_CALLS
-    """Model calls of one project that are answered at the same time; more wait their turn."""
-    max_project_queue: int = MAX_QUEUE
-    """Model calls of one project that may wait; further ones are told to come back later."""
-    threads: int | None = None
-    """CPU threads of the engines together, and of the trainer; ``None``: one per core."""
-    keep_versions: int = 2
-    """Policy versions that stay loaded in the engine beside those in use."""
-    capture_retention_days: float = 30.0
-    """Captured rollouts that nobody has used for longer are deleted, and their space given back."""
-    cache: Path | None = None
-    """Where prepared base models are kept; ``None`` takes the default cache."""
-    user_code: Path | None = None
-    """Directory whose Python modules may define advantages and losses, for the trainer to run; ``None``: none are run."""
+    path: Annotated[
+        Path,
+        typer.Option(
+            resolve_path=True, help="Directory of everything the service stores: database, checkpoints, logs."
+        ),
+    ] = Path(".art")
+    host: Annotated[str, typer.Option(help="Address to listen on. All but loopback need a key.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000
+    listener: Annotated[
+        int | None, typer.Option(metavar="FD", help="Listen on this bound socket, instead of --host and --port.")
+    ] = None
+    api_key: Annotated[
+        str,
+        typer.Option(
+            envvar="ART_API_KEY",
+            show_default=False,
+            help="The service's key; a random one by default, on loopback only.",
+        ),
+    ] = ""
+    engine: Annotated[
+        EngineKind,
+        typer.Option(
+            help="Inference engine: torch (the embedded one), vllm, or auto: vLLM where it and a CUDA device are found, else torch."
+        ),
+    ] = "auto"
+    vllm_python: Annotated[
+        str | None,
+        typer.Option(envvar="ART_VLLM_PYTHON", help="Python of the environment that has vLLM; this one by default."),
+    ] = None
+    engine_arguments: Annotated[
+        list[str],
+        typer.Option(
+            "--engine-argument",
+            metavar="ARGUMENT",
+            help="An argument for vLLM, such as --max-loras=4; may be repeated.",
+        ),
+    ] = field(default_factory=list[str])
+    max_sequence_length: Annotated[
+        int, typer.Option(min=16, help="Longest prompt plus completion, in tokens; models may ask for less.")
+    ] = 4096
+    max_concurrent_sequences: Annotated[
+        int, typer.Option(min=1, help="Completions sampled at the same time; more wait.")
+    ] = 64
+    max_project_calls: Annotated[
+        int, typer.Option(min=1, help="Model calls of one project answered at the same time; more wait.")
+    ] = MAX_CALLS
+    max_project_queue: Annotated[
+        int, typer.Option(min=0, help="Model calls of one project that may wait; more get a 429 and try again later.")
+    ] = MAX_QUEUE
+    capture_retention_days: Annotated[
+        float, typer.Option(min=0, help="Days after their last call for which captured rollouts are kept.")
+    ] = 30.0
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="CPU threads of the engines together, and of the trainer; one per core by default."),
+    ] = None
+    cache: Annotated[Path | None, typer.Option(envvar="ART_CACHE", help="Where prepared base models are kept.")] = None
+    user_code: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            resolve_path=True,
+            help="Directory whose Python modules may define advantages and losses. Anyone with the service's key can run them.",
+        ),
+    ] = None
+    ready_file: Annotated[
+        Path | None, typer.Option(help="File to write url, api_key and pid to, as JSON, once the service listens.")
+    ] = None
     placement: Placement = field(default_factory=Placement)
     """Which devices engines and trainer have, and how many engines there are."""
-    ready_file: Path | None = None
-    """Written once the service listens: JSON with ``url``, ``api_key`` and ``pid``."""
+    hold_timeout_s: float = 900.0
+    """How long a model call waits for a policy update before it is refused."""
+    engine_start_timeout_s: float = 1800.0
+    """How long an engine's start-up may go without a new word in its log; its death is noticed at once in any case."""
+    keep_versions: int = 2
+    """Policy versions that stay loaded in the engine beside those in use."""
     generated_key: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:

@@ -1,5 +1,11 @@
+import inspect
+from pathlib import Path
+
 import pytest
 
+from art.cli.serve import serve as art_serve
+from art_backend import command
+from art_backend.devices import Placement
 from art_backend.errors import BadRequestError
 from art_backend.settings import Settings, is_loopback
 
@@ -30,3 +36,39 @@ def test_a_loopback_service_without_a_key_gets_a_random_one(tmp_path):
 )
 def test_loopback(host, expected):
     assert is_loopback(host) is expected
+
+
+def test_art_serve_offers_options_of_the_service_with_its_defaults():
+    ours = inspect.signature(command.serve).parameters
+    for name, option in inspect.signature(art_serve).parameters.items():
+        own = ours[{"engine_argument": "engine_arguments"}.get(name, name)]
+        assert (option.default or None) == (own.default or None), name
+
+
+def test_the_command_line_becomes_settings(tmp_path, monkeypatch):
+    given = []
+
+    async def serve(settings, *, watch_stdin):
+        given.append((settings, watch_stdin))
+
+    monkeypatch.setattr(command, "serve_until_stopped", serve)
+    (tmp_path / "code").mkdir()
+    arguments = ["--path", str(tmp_path / "x" / ".." / "art"), "--api-key", "k", "--user-code", str(tmp_path / "code")]
+    arguments += [
+        "--engine-argument=--max-loras=4",
+        "--engine-argument=--x",
+        "--engine-devices",
+        "0,1",
+        "--trainer-devices",
+        "2",
+    ]
+    arguments += ["--capture-retention-days", "1.5", "--watch-stdin"]
+    command.cli(["serve", *arguments], standalone_mode=False)
+    command.cli(["serve", "--api-key", "k"], standalone_mode=False)
+    (settings, watched), (plain, _) = given
+    assert watched
+    assert (settings.path, settings.user_code) == (tmp_path / "art", tmp_path / "code")
+    assert settings.engine_arguments == ["--max-loras=4", "--x"]
+    assert settings.placement == Placement("auto", (0, 1), (2,))
+    assert settings.capture_retention_days == 1.5
+    assert plain == Settings(path=Path(".art").resolve(), api_key="k")

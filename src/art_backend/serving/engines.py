@@ -31,7 +31,7 @@ class Engines:
         self._settings = settings
         self._hosts: dict[str, EngineHost] = {}
         self._launcher = launcher or choose_launcher(
-            settings.engine, vllm_python=settings.vllm_python, arguments=settings.engine_arguments
+            settings.engine, vllm_python=settings.vllm_python, arguments=tuple(settings.engine_arguments)
         )
 
     def host(self, spec: RegisterModel, path: Path, rank: int) -> EngineHost:
