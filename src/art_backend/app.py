@@ -70,7 +70,7 @@ def _build_description(app: FastAPI, route_class: type[APIRoute]) -> APIRouter:
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Give every error the control API's shape; the data plane tells its own."""
+    """Give every error the control API's shape; the data plane formats its own errors."""
 
     @app.exception_handler(ServiceError)
     async def answer_service_error(_: Request, error: ServiceError) -> JSONResponse:

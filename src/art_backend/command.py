@@ -164,7 +164,7 @@ def claim_directory(path: Path, wait_s: float = CLAIM_WAIT_S) -> FileLock:
 
 
 async def serve_until_stopped(settings: Settings, *, watch_stdin: bool, launcher: Launcher | None = None) -> None:
-    """Claim the directory, listen, serve; return when told to stop."""
+    """Claim the directory, listen, and serve until stopped."""
     lock = claim_directory(settings.path)
     try:
         await _run(settings, launcher, watch_stdin=watch_stdin)

@@ -1,6 +1,7 @@
-"""Jobs: long work that is started once, watched by anyone, and told apart by an idempotency key.
+"""Jobs: long work that starts once, that anyone can watch, and that an idempotency key identifies.
 
-Every event is stored before it is sent, so a client that lost its connection, or the whole service, resumes by number.
+Every event is stored before it is sent, so a client resumes by number after a lost connection or a restart of the service. Work
+that nobody asked for, such as retention, runs in the ``Background``.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from art_backend.store.runs import RunStore
 T = TypeVar("T")
 
 STORE_RETRY_S = 1.0
-"""Seconds between attempts to store what came of a job."""
+"""Seconds between attempts to store the outcome of a job."""
 
 PROGRESS_INTERVAL_S = 0.5
 """Progress of one phase is stored at most this often."""
@@ -111,7 +112,7 @@ class JobBoard:
         except ServiceError as error:
             body = ApiErrorBody(code=error.code, message=error.message, param=error.param)
             event = await self._stored(lambda: self._runs.finish_job(job.id, JobState.FAILED, error=body))
-        except Exception as error:  # noqa: BLE001 — a bug in one job must be told to its watchers, not end the service
+        except Exception as error:  # noqa: BLE001 — a bug in one job must reach its watchers, not end the service
             _log.exception("Job %s failed", job.id)
             bug = ApiErrorBody(code=ErrorCode.INTERNAL, message=f"{type(error).__name__}: {error}")
             event = await self._stored(lambda: self._runs.finish_job(job.id, JobState.FAILED, error=bug))
@@ -120,13 +121,13 @@ class JobBoard:
         self._announce(event, job.id)
 
     async def _stored(self, store: Callable[[], T]) -> T:
-        """Store what came of a job, however long the disk is full: nobody else knows it."""
+        """Store the outcome of a job, retrying for as long as the disk is full: this is the only copy."""
         while True:
             try:
                 return store()
             except StorageFailedError as error:
                 _log.error(
-                    "What came of a job cannot be stored; trying again in %g s: %s", STORE_RETRY_S, error.message
+                    "The outcome of a job cannot be stored; trying again in %g s: %s", STORE_RETRY_S, error.message
                 )
                 await asyncio.sleep(STORE_RETRY_S)
 
@@ -209,3 +210,43 @@ def _interrupted() -> ApiErrorBody:
         code=ErrorCode.INTERNAL,
         message="The service stopped during this step. Nothing of the step was kept; send it again.",
     )
+
+
+class Background:
+    """Tasks that run until ``close``."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, work: Callable[[], Awaitable[None]], *, what: str) -> None:
+        """Run ``work`` once.
+
+        Args:
+            what: Names it in the log.
+        """
+        task = asyncio.create_task(_logged(work, f"{what} failed"), name=what)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def repeat(self, work: Callable[[], Awaitable[None]], *, every_s: float, what: str) -> None:
+        """Run ``work`` now and every ``every_s`` seconds, whatever it raises: a full disk, say, is not full for ever."""
+
+        async def go_on() -> None:
+            while True:
+                await _logged(work, f"{what} failed; trying again in {every_s:g} s")
+                await asyncio.sleep(every_s)
+
+        self.start(go_on, what=what)
+
+    async def close(self) -> None:
+        """Cancel what runs."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def _logged(work: Callable[[], Awaitable[None]], message: str) -> None:
+    try:
+        await work()
+    except Exception:  # noqa: BLE001 — nobody awaits the task, so the log is where its failure shows
+        _log.exception("%s", message)

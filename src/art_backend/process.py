@@ -26,7 +26,7 @@ PULSE_S = 2.0
 SILENT_PULSES = 5
 """Looks without a sign of life after which it is ended."""
 LEAST_WORK_S = 0.02
-"""Processor seconds in ``PULSE_S`` that are a sign of life."""
+"""Processor seconds within ``PULSE_S`` that count as a sign of life."""
 
 _TIE = """
 import ctypes, os, sys
@@ -82,7 +82,7 @@ def _tied_to_this_process(argv: Sequence[str], death_signal: signal.Signals) -> 
 
 
 class Pulse:
-    """Tells a process that hangs from one that is busy: the first is silent and computes nothing, or is stopped.
+    """Detects a process that hangs: unlike a busy one, it is silent and computes nothing, or is stopped.
 
     Args:
         pid: The process; what it started counts too.

@@ -26,7 +26,7 @@ from art_backend.engines.process import Launcher
 from art_backend.errors import BadRequestError, ConflictError, NotFoundError, ServiceError
 from art_backend.examples import ExampleFinder
 from art_backend.gateway.limits import ProjectLimits
-from art_backend.jobs import JobBoard
+from art_backend.jobs import Background, JobBoard
 from art_backend.models.base import find_base_model
 from art_backend.models.origins import begin, withdraw
 from art_backend.orchestrator import StepRunner
@@ -43,7 +43,6 @@ from art_backend.store.database import open_database, write_back
 from art_backend.store.runs import RunStore
 from art_backend.tokens.render import ChatRenderer
 from art_backend.training.types import AnyInput, SftInput, StepInput
-from art_backend.web.background import Background
 
 RETENTION_CHECK_S = 3600.0
 """Seconds between two searches for old captures."""
@@ -98,9 +97,7 @@ class Service:
             try:
                 self._serve(await self._open_policy(spec))
             except ServiceError:
-                _log.exception(
-                    "Model %s/%s cannot be served; registering it again will tell why", spec.project, spec.name
-                )
+                _log.exception("Model %s/%s cannot be served; register it again to see why", spec.project, spec.name)
 
     # Models
 
@@ -198,7 +195,7 @@ class Service:
         return path
 
     async def _open_policy(self, spec: RegisterModel) -> ServedPolicy:
-        """Return the policy that serves a model, or is to serve it: nobody sees a new one before ``_serve``."""
+        """Return the policy that serves a model. A new one stays hidden until ``_serve``."""
         if (served := self._policies.get((spec.project, spec.name))) is not None:
             return served
         path = await self._find_base_model(spec.base_model)
@@ -346,5 +343,5 @@ class Service:
 
 
 def _digest(request: TrainRequest | TrainSftRequest) -> str:
-    """Tell requests apart that carry the same idempotency key."""
+    """Distinguish requests that carry the same idempotency key."""
     return hashlib.sha256(request.model_dump_json(exclude={"idempotency_key"}).encode()).hexdigest()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from art_backend.web.background import Background
+from art_backend.jobs import Background
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("a bug")])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 FORGET_AFTER_S = 1800.0
-"""A rollout that has not called for so long has ended, or finds its cache gone; it is placed anew."""
+"""A rollout that has not called for so long has ended, or its cache is gone; its next call may go elsewhere."""
 
 
 class Busy(Hashable, Protocol):
@@ -24,7 +24,7 @@ class Homes(Generic[P]):
     """Remembers where each rollout is at home.
 
     A rollout without a home gets the place with the fewest calls; among equals the one that is home to the fewest rollouts, and
-    among those any. A home that is not among the places given is no home any more.
+    among those any. A home that is not among the given places is forgotten.
 
     Args:
         now: Monotonic seconds.
@@ -41,7 +41,7 @@ class Homes(Generic[P]):
         self._guests: Counter[P] = Counter()
 
     def find(self, rollout: str | None, places: Sequence[P]) -> P:
-        """Where a call goes, among at least one place. ``None`` is nobody's call."""
+        """Where a call goes, among at least one place. ``None``: it belongs to no rollout."""
         self._forget()
         place = self._homes[rollout][0] if rollout in self._homes else None
         if place is None or place not in places:

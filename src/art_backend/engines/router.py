@@ -335,7 +335,7 @@ class EngineRouter:
         while replica.deaths <= MAX_RESTARTS:
             await self._open.wait()
             if not self._in_service:
-                return  # all are dead: whoever needs the engine next starts a new one
+                return  # all are dead: the next call starts a new engine
             starting = asyncio.create_task(self._launch(replica))
             self._starting.add(starting)
             try:
@@ -348,7 +348,7 @@ class EngineRouter:
                 continue  # to make room for the trainer
             if (error := starting.exception()) is None:
                 return
-            if isinstance(error, OSError):  # no descriptors or no space, which is no fault of the replica
+            if isinstance(error, OSError):  # out of descriptors or space: not the replica's fault
                 _log.error("Replica %s cannot be started now; trying again in %g s: %s", replica.label, RETRY_S, error)
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -366,7 +366,7 @@ class EngineRouter:
         if replica in self._in_service:
             self._in_service.remove(replica)
         if not self._in_service:
-            self._open.set()  # who waits at the door hears of it
+            self._open.set()  # waiting calls fail now
 
     async def _settle(self, replica: Replica) -> None:
         process = replica.running

@@ -32,7 +32,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that ``--max-lora-rank`` takes."""
 
 BARE_NAME = "art-base-without-adapter"
-"""On a CPU, the name of the base model as such, which nobody asks for (see ``write_zero_adapter``)."""
+"""On a CPU, the name of the bare base model, which is never requested (see ``write_zero_adapter``)."""
 
 CPU_BLOCK = 32
 """Tokens of a block of the KV cache on a CPU, the fewest that its kernels like. Of a prompt that was seen before, all but the last
@@ -59,7 +59,7 @@ OURS = frozenset(
         "uds",
     ]
 )
-"""Options that the service depends on, so that nobody else may set them."""
+"""Options that the service sets itself; users cannot."""
 
 CPU_ONLY = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer uses the same cores

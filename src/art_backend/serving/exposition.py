@@ -97,6 +97,6 @@ def build_exposition(service: Service, route_class: type[APIRoute]) -> APIRouter
 
 
 def _buckets(ages: Counter[int]) -> list[tuple[str, float]]:
-    """Cumulative, as the format wants them."""
+    """Cumulative counts, as the format demands."""
     bounds = [(str(age), sum(n for a, n in ages.items() if a <= age)) for age in range(MAX_AGE)]
     return [*bounds, ("+Inf", ages.total())]

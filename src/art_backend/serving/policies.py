@@ -5,7 +5,7 @@ Invariants:
 - A version that somebody holds a lease on stays loaded.
 - Every version has a name of its own, ``{project}/{model}@{step}``, which is never used for other weights. Step 0 is the
   base model itself.
-- While the gate is closed nobody gets a new lease. Leases held when it closes stay valid.
+- A closed gate grants no new leases. Leases held when it closes stay valid.
 - After an engine's death the next lease starts a new one, with the same adapters.
 """
 
@@ -38,7 +38,7 @@ class Gate:
     """Holds requests while a policy is updated.
 
     Args:
-        timeout_s: How long one request waits before it is told to come back later.
+        timeout_s: How long one request waits before it gets a ``BusyError``.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -46,11 +46,6 @@ class Gate:
         self._open = asyncio.Event()
         self._open.set()
         self.meter = EngineMeter()
-
-    @property
-    def waiting(self) -> int:
-        """Requests that are held now."""
-        return self.meter.held
 
     async def enter(self) -> None:
         """Return once the gate is open.
@@ -146,13 +141,13 @@ class EngineHost:
             try:
                 await process.guard(process.client.load_adapter(name, path), deadline_s=120, doing=f"loading {name}")
             except EngineError:
-                _log.exception("The new engine did not take %s; who asks for it is told why", name)
+                _log.exception("The new engine did not take %s; requests for it fail with the reason", name)
                 continue
             self.adapters[name] = path
         self._lost.clear()
 
     async def take_rank(self, rank: int) -> None:
-        """Make sure that the engine takes adapters of ``rank``; one that does not is started anew, once it is idle."""
+        """Make sure that the engine takes adapters of ``rank``; restart one that does not, once it is idle."""
         if rank <= self.settings.max_lora_rank:
             return
         self.settings = replace(self.settings, max_lora_rank=rank)
@@ -167,7 +162,7 @@ class EngineHost:
             self.gate.open()
 
     async def load(self, name: str, path: Path) -> None:
-        """Make sure that the engine serves the adapter ``name``. One that nobody uses makes room, the oldest first."""
+        """Make sure that the engine serves the adapter ``name``. Unused adapters make room, the oldest first."""
         async with self._changing:
             process = await self.running()
             if name in self.adapters:
@@ -243,7 +238,7 @@ class ServedPolicy:
 
     Args:
         checkpoints: Where its versions are; the highest step is the latest version.
-        keep_versions: How many versions nobody uses stay loaded.
+        keep_versions: How many unused versions stay loaded.
     """
 
     def __init__(
@@ -333,7 +328,7 @@ class ServedPolicy:
             await self.host.stop()
 
     async def _retire(self, keep: int) -> None:
-        """Unload versions that nobody holds a lease on, except the most recently loaded."""
+        """Unload versions without a lease, except the most recently loaded."""
         self._recent = [step for step in self._recent if step != keep] + [keep]
         for step in self._recent[: -self._keep_versions]:
             if not self._leases[step] and step != self.step:

@@ -1,7 +1,7 @@
 """Captured rollouts on disk: turns are stored, in one transaction, before their answer leaves.
 
-Trees in use stay in memory; the others are read back from disk when somebody asks for them. Everyone who asks for a rollout's
-tree gets the same object.
+Trees in use stay in memory; the others are read back from disk on demand. All callers get the same
+object for the same rollout.
 """
 
 import hashlib
@@ -20,8 +20,7 @@ import orjson
 
 from art.wire import RolloutInfo, RolloutKind, RolloutRows, RolloutTree, TreeNode
 from art_backend.errors import NotFoundError
-from art_backend.store.clock import SteadyClock
-from art_backend.store.database import add_column, transaction
+from art_backend.store.database import SteadyClock, add_column, transaction
 from art_backend.tokens.rows import build_rows
 from art_backend.tokens.setting import Setting
 from art_backend.tokens.tree import Prompt, Tree, Turn
@@ -85,7 +84,7 @@ class CaptureStore:
         metadata: dict[str, Any] | None = None,
         kind: RolloutKind = RolloutKind.KEYED,
     ) -> RolloutInfo:
-        """Make a rollout. Its key is told once, here; only a digest of it is stored."""
+        """Make a rollout. Its key is returned only here; the store keeps a digest."""
         rollout = f"r_{uuid.uuid4().hex[:20]}"
         key = f"art-r-{secrets.token_urlsafe(24)}"
         with transaction(self._db):
@@ -108,7 +107,7 @@ class CaptureStore:
         return self.get(rollout).model_copy(update={"api_key": key})
 
     def get(self, rollout: str) -> RolloutInfo:
-        """Raises NotFoundError for an unknown id. The key is not told again: it is empty."""
+        """Raises NotFoundError for an unknown id. ``api_key`` is empty: the store knows only its digest."""
         row = self._db.execute("SELECT * FROM rollouts WHERE id = ?", (rollout,)).fetchone()
         if row is None:
             raise _unknown(rollout)
@@ -145,7 +144,7 @@ class CaptureStore:
             raise _unknown(rollout)
 
     def delete_unused(self, seconds: float) -> int:
-        """Delete rollouts that nobody has used for so long, and give their space back; return how many."""
+        """Delete rollouts that were not used for so long, and give their space back; return how many."""
         self._clock.save()
         return self._delete("used_at < ?", self._clock.now() - seconds)
 
@@ -170,7 +169,7 @@ class CaptureStore:
     # Trees
 
     def tree(self, rollout: str) -> Tree:
-        """The tree of a rollout; the same object for everyone who asks."""
+        """The tree of a rollout; all callers get the same object."""
         tree = self._in_use.get(rollout)
         if tree is None:
             tree = self._read(rollout)
@@ -181,7 +180,7 @@ class CaptureStore:
         """Make turns, and the prompt that they share, durable: all of them or none.
 
         Args:
-            request: What is kept beside them so that the answer can be told again.
+            request: Kept beside them, so that the answer can be repeated.
 
         Raises:
             NotFoundError: The rollout was deleted meanwhile.

@@ -1,7 +1,8 @@
-"""The one SQLite file of a service."""
+"""The one SQLite file of a service, and the clock that it keeps."""
 
 import contextlib
 import sqlite3
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,13 @@ from art_backend.store.private import private_file
 
 LONGEST_LOG = 16_000
 """Pages of the write-ahead log (4 KiB each) at which a commit writes them back itself, should ``write_back`` be late."""
+
+LONGEST_PAUSE_S = 86_400.0
+"""Most seconds that a stop of the service counts: a month's stop looks the same as a jump of the system's clock."""
+
+_CLOCK = """
+CREATE TABLE IF NOT EXISTS clock (id INTEGER PRIMARY KEY CHECK (id = 1), steady REAL NOT NULL, wall REAL NOT NULL);
+"""
 
 
 def open_database(path: Path) -> sqlite3.Connection:
@@ -72,3 +80,24 @@ def write_back(path: Path) -> None:
     """
     with contextlib.closing(sqlite3.connect(path, timeout=10)) as connection:
         connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+
+class SteadyClock:
+    """The clock of retention: the system's time at first, and from then on the seconds that have passed, whatever jumps that makes."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._db = connection
+        self._db.executescript(_CLOCK)
+        row = self._db.execute("SELECT steady, wall FROM clock").fetchone()
+        wall = time.time()
+        begin = wall if row is None else row["steady"] + min(max(wall - row["wall"], 0.0), LONGEST_PAUSE_S)
+        self._offset = begin - time.monotonic()
+        self.save()
+
+    def now(self) -> float:
+        return time.monotonic() + self._offset
+
+    def save(self) -> None:
+        """Store the time, for the next service; call it now and then."""
+        with transaction(self._db):
+            self._db.execute("INSERT OR REPLACE INTO clock VALUES (1, ?, ?)", (self.now(), time.time()))

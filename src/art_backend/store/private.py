@@ -25,4 +25,4 @@ def _restrict(path: Path, mode: int) -> None:
     try:
         path.chmod(mode)
     except PermissionError:
-        _log.warning("%s belongs to another user, so who may read it stays as it is", path)
+        _log.warning("%s belongs to another user, so its permissions stay as they are", path)

@@ -1,1 +1,1 @@
-"""HTTP plumbing: request bodies, connections, and background work."""
+"""HTTP plumbing: request bodies and connections."""

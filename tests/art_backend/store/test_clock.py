@@ -6,8 +6,7 @@ import pytest
 
 from art_backend.errors import NotFoundError
 from art_backend.store.captures import CaptureStore
-from art_backend.store.clock import LONGEST_PAUSE_S, SteadyClock
-from art_backend.store.database import open_database
+from art_backend.store.database import LONGEST_PAUSE_S, SteadyClock, open_database
 
 MONTH_S = 31 * 86_400.0
 KEPT_S = 30 * 86_400.0

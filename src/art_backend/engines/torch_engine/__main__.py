@@ -49,7 +49,7 @@ def main(argv: list[str]) -> None:
     options = parse_arguments(argv)
     api_key = os.environ.get(KEY_VARIABLE, "")
     if not api_key:
-        raise SystemExit(f"Set {KEY_VARIABLE}: whoever reaches this server with its key can load weights.")
+        raise SystemExit(f"Set {KEY_VARIABLE}: this server loads weights for anyone who has its key.")
     device = torch.device(options.device) if options.device else choose_device()
 
     def load() -> ModelRunner:

@@ -2,7 +2,7 @@
 
 OpenMP keeps a pool of workers for every thread that computes in parallel. Once all pools together are larger than the number
 of cores, waiting workers no longer spin but sleep at once, and to wake them takes longer than most operations of a small
-model: an engine that loads its weights in one thread and serves them in another loses a third of its speed for good.
+model: an engine that loads its weights in one thread and serves them in another stays a third slower.
 """
 
 import queue
