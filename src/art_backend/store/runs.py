@@ -73,21 +73,19 @@ class RunStore:
         Raises:
             ConflictError: The name is taken by a model with another base model or adapter shape.
         """
-        row = self._db.execute(
-            "SELECT id, spec FROM models WHERE project = ? AND name = ?", (spec.project, spec.name)
-        ).fetchone()
+        known = self.check_model(spec)
         with transaction(self._db):
-            if row is None:
-                model_id = f"m_{uuid.uuid4().hex[:16]}"
+            if known:
+                self._db.execute(
+                    "UPDATE models SET spec = ? WHERE project = ? AND name = ?",
+                    (spec.model_dump_json(), spec.project, spec.name),
+                )
+            else:
                 self._db.execute(
                     "INSERT INTO models VALUES (?, ?, ?, ?, ?)",
-                    (spec.project, spec.name, model_id, spec.model_dump_json(), time.time()),
+                    (spec.project, spec.name, f"m_{uuid.uuid4().hex[:16]}", spec.model_dump_json(), time.time()),
                 )
-                return model_id
-            stored = RegisterModel.model_validate_json(row["spec"])
-            _refuse_change(stored, spec)
-            self._db.execute("UPDATE models SET spec = ? WHERE id = ?", (spec.model_dump_json(), row["id"]))
-            return row["id"]
+        return self.find_model(spec.project, spec.name)[0]
 
     def find_model(self, project: str, name: str) -> tuple[str, RegisterModel]:
         """Return a model's id and registration.
