@@ -170,7 +170,7 @@ def _name_sender(identity: Identity) -> str:
 def parse_call(raw: bytes) -> dict[str, Any]:
     """Parse the body of a model call. Raises BadRequestError for one that is malformed or too large."""
     body = parse_body(raw)
-    check_extent(body)
+    check_extent(body, len(raw))
     return body
 
 

@@ -43,8 +43,11 @@ MAX_ARGUMENT_BYTES = 2**20
 """Arguments of a chat template, documents included."""
 
 
-def check_extent(body: Mapping[str, Any]) -> None:
+def check_extent(body: Mapping[str, Any], size: int) -> None:
     """Refuse a call of more parts than any agent needs, before each of them is looked at.
+
+    Args:
+        size: Bytes of the body; no part of a small one needs measuring.
 
     Raises:
         BadRequestError: A list is too long; the error names it and the limit.
@@ -59,8 +62,11 @@ def check_extent(body: Mapping[str, Any]) -> None:
             _check(name, count, MAX_MESSAGES, "messages, parts and calls", "shorten the history")
     if isinstance(tools := body.get("tools"), list):
         _check("tools", len(tools), MAX_TOOLS, "tools", "offer fewer")
-        _check("tools", len(orjson.dumps(tools)), MAX_TOOL_BYTES, "bytes", "offer fewer tools or shorten their schemas")
-    if arguments := body.get("chat_template_kwargs"):
+        if size > MAX_TOOL_BYTES:
+            _check(
+                "tools", len(orjson.dumps(tools)), MAX_TOOL_BYTES, "bytes", "offer fewer tools or shorten their schemas"
+            )
+    if size > MAX_ARGUMENT_BYTES and (arguments := body.get("chat_template_kwargs")):
         _check("chat_template_kwargs", len(orjson.dumps(arguments)), MAX_ARGUMENT_BYTES, "bytes", "send less")
     prompts = body.get("prompt")
     if isinstance(prompts, list) and prompts:

@@ -12,6 +12,7 @@ from art_backend.gateway.form import Form
 from art_backend.tokens.grammar import Structure
 from art_backend.tokens.parse import MessageStream, ParsedMessage
 from art_backend.tokens.render import ChatRenderer, Message
+from art_backend.tokens.setting import Toolset
 from art_backend.tokens.tree import Digest, PlainText, Prompt, Tree, extend_digest
 
 
@@ -31,9 +32,13 @@ class Conversation:
     _before: Digest = b""
     """Place before the answer."""
 
+    def __post_init__(self) -> None:
+        self.tools = Toolset.of(self.tools) if self.tools else None
+
     def size(self) -> int:
         """Characters of the whole prompt: how much work rendering it takes."""
-        return len(self.begun) + len(orjson.dumps([self.messages, self.tools, self.template_arguments]))
+        written = orjson.dumps([self.messages, self.template_arguments])
+        return len(self.begun) + len(written) + len(Toolset.of(self.tools).text)
 
     def least_tokens(self, renderer: ChatRenderer) -> int:
         """A lower bound of the prompt's tokens."""

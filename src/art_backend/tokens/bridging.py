@@ -8,15 +8,15 @@
    short), it is part of the new ids, as observed.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
+import orjson
 from tokenizers import AddedToken
 
-from art_backend.tokens.setting import Message, Setting, Tools, attempt
+from art_backend.tokens.setting import Message, Setting, SizedCache, Tools, Toolset, attempt
 
 _KEPT = 16 * 2**20
 """Characters of renderings of a stand-in that are kept, one for each list of tools and each setting."""
@@ -51,8 +51,7 @@ class Difference:
         self._text = text
         self._write = write
         self._varies = varies
-        self._before: dict[str, str] = {}
-        self._kept = 0
+        self._before: SizedCache[str] = SizedCache(_KEPT, len)
 
     @classmethod
     def find(cls, write: Write, added_tokens: Mapping[int, AddedToken], *, varies: bool) -> "Difference | None":
@@ -90,17 +89,9 @@ class Difference:
         """A stand-in as the template writes it; mostly the same as last time."""
         if self._counts:
             return self._write(stand_in, tools, setting, generation_prompt=False)
-        key = json.dumps(
-            ["reasoning_content" in stand_in[-1], tools, setting.arguments, setting.began if self._varies else None]
-        )
-        if key not in self._before:
-            written = self._write(stand_in, tools, setting, generation_prompt=False)
-            self._kept += len(key) + len(written)
-            while self._before and self._kept > _KEPT:
-                oldest = next(iter(self._before))
-                self._kept -= len(oldest) + len(self._before.pop(oldest))
-            self._before[key] = written
-        return self._before[key]
+        began = setting.began if self._varies else None
+        key = orjson.dumps(["reasoning_content" in stand_in[-1], setting.arguments, began]) + Toolset.of(tools).text
+        return self._before.get(key, lambda: self._write(stand_in, tools, setting, generation_prompt=False))
 
     @cached_property
     def _counts(self) -> bool:

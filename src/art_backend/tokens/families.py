@@ -14,10 +14,13 @@ from renderers import RendererConfig, config_from_name, create_renderer, templat
 from renderers.base import MODEL_RENDERER_MAP, Renderer
 from transformers import PreTrainedTokenizerFast
 
-from art_backend.tokens.setting import Message, Setting, Tools, apply_template, attempt
+from art_backend.tokens.setting import Message, Setting, SizedCache, Tools, apply_template, attempt
 
-_RENDERERS = 64
-"""Renderers of one model that are kept, one for each set of template arguments."""
+_RENDERER_BYTES = 2**17
+"""What one renderer counts for, beside its template arguments."""
+
+_KEPT_BYTES = 2**23
+"""Renderers of one model to keep, one for each set of template arguments."""
 
 _MARKS = {"gpt-oss": "<|channel|>"}
 """Tokens of families whose renderers download something before they look whether the model has them."""
@@ -35,19 +38,16 @@ class Family:
         self.argument_names = template_field_names(config)
         """Names of the template arguments that it knows."""
         self.plain = create_renderer(tokenizer, config)
-        self._renderers: dict[str, Renderer] = {}
+        self._renderers: SizedCache[Renderer] = SizedCache(_KEPT_BYTES, lambda _: _RENDERER_BYTES)
 
     def renderer(self, arguments: Mapping[str, Any]) -> Renderer:
         """The renderer for these arguments. Raises ValueError for what the family does not accept."""
         if not arguments:
             return self.plain
-        key = json.dumps(arguments, sort_keys=True)
-        if key not in self._renderers:
-            made = create_renderer(self._tokenizer, self._config, chat_template_kwargs=arguments)
-            if len(self._renderers) >= _RENDERERS:
-                self._renderers.pop(next(iter(self._renderers)))
-            self._renderers[key] = made
-        return self._renderers[key]
+        key = json.dumps(arguments, sort_keys=True).encode()
+        return self._renderers.get(
+            key, lambda: create_renderer(self._tokenizer, self._config, chat_template_kwargs=arguments)
+        )
 
     def renderer_of(self, setting: Setting) -> Renderer:
         """The renderer for a conversation; where the family shows a date, that of its beginning."""

@@ -6,7 +6,6 @@ there, both halves are plain text, and the guard's id is taken out of the prompt
 and so are its ids.
 """
 
-import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from art_backend.tokens.parse import END_THINK, THINK
-from art_backend.tokens.setting import Message
+from art_backend.tokens.setting import Message, Toolset
 
 
 class ControlTokenGuard:
@@ -49,7 +48,7 @@ class ControlTokenGuard:
         """Guard all texts of tools; ``None`` if there are none."""
         if not tools:
             return None
-        if self._others is None or not self._spells(json.dumps(list(tools), ensure_ascii=False), self._others):
+        if self._others is None or not self._spells(Toolset.of(tools).text.decode(), self._others):
             return list(tools)
         return self._guard(list(tools), self._others)
 

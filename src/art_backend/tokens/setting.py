@@ -4,19 +4,22 @@ Templates may ask for the time, or for a random number. A conversation that goes
 to be rendered as it began: so both are functions of the moment at which it did.
 """
 
+import hashlib
 import inspect
 import random
 import re
 import string
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
-from typing import Any, ParamSpec, TypeVar
+from functools import cached_property, lru_cache
+from typing import Any, Generic, ParamSpec, TypeVar
 
+import orjson
 from jinja2 import Environment, meta
 from transformers import PreTrainedTokenizerFast
 
@@ -28,6 +31,60 @@ Message = dict[str, Any]
 ``reasoning_content``."""
 
 Tools = Sequence[dict[str, Any]]
+
+
+class Toolset(list[dict[str, Any]]):
+    """The tools of one conversation, serialised once however often they are looked up."""
+
+    @classmethod
+    def of(cls, tools: Tools | None) -> "Toolset":
+        """The tools themselves where they are a toolset already."""
+        return tools if isinstance(tools, cls) else cls(tools or ())
+
+    @cached_property
+    def text(self) -> bytes:
+        """JSON with sorted keys."""
+        return orjson.dumps(self, option=orjson.OPT_SORT_KEYS)
+
+    def digest(self, arguments: Mapping[str, Any] | None) -> bytes:
+        """Name the conversations with these tools and template arguments."""
+        text = self.text
+        if arguments:
+            text = b"[%b,%b]" % (text if self else b"null", orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS))
+        return hashlib.blake2b(text, digest_size=16).digest()
+
+
+class SizedCache(Generic[T]):
+    """Values by key: the ones used last, up to a size. Safe to use from any thread.
+
+    Args:
+        limit: Bytes to keep; the newest value stays even if it is larger.
+        weigh: Bytes of a value, without its key.
+    """
+
+    def __init__(self, limit: int, weigh: Callable[[T], int]) -> None:
+        self._limit = limit
+        self._weigh = weigh
+        self._values: OrderedDict[bytes, tuple[T, int]] = OrderedDict()
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: bytes, make: Callable[[], T]) -> T:
+        """Return the value under ``key``, made now if there is none."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key][0]
+        value = make()
+        size = len(key) + self._weigh(value)
+        with self._lock:
+            if key not in self._values:
+                self._values[key] = value, size
+                self._size += size
+            while self._size > self._limit and len(self._values) > 1:
+                self._size -= self._values.popitem(last=False)[1][1]
+        return value
+
 
 _RESERVED = {
     *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters,

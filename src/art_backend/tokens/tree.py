@@ -32,7 +32,7 @@ import orjson
 
 from art_backend.tokens.likeness import common_length, says_nothing_else, thinks_nothing_else, without_reasoning
 from art_backend.tokens.render import ChatRenderer, Message, Tools
-from art_backend.tokens.setting import Setting
+from art_backend.tokens.setting import Setting, Toolset
 
 Digest = bytes
 
@@ -352,7 +352,7 @@ class Tree:
         self, messages: Sequence[Message], tools: Tools | None, arguments: Mapping[str, Any] | None = None
     ) -> list[Digest]:
         """Digests of the conversation before its first message and after each: [len(messages) + 1]."""
-        chain = [_digest(b"", [tools, arguments] if arguments else tools or [])]
+        chain = [Toolset.of(tools).digest(arguments)]
         alone = not self.shared
         for message in messages:
             turn = self._recognise(chain[-1], message, alone=alone)

@@ -18,8 +18,8 @@ from art_backend.store.database import open_database
 from art_backend.tokens import setting
 from art_backend.tokens.families import Family
 from art_backend.tokens.render import ChatRenderer
-from art_backend.tokens.setting import Setting, find_argument_names
-from art_backend.tokens.tree import Tree
+from art_backend.tokens.setting import Setting, SizedCache, Toolset, find_argument_names
+from art_backend.tokens.tree import Tree, _digest
 
 HELLO = [{"role": "user", "content": "Hello"}]
 NUMBERED = CHAT_TEMPLATE.replace("message['role'] +", "(loop.index | string) + message['role'] +").replace(
@@ -136,6 +136,27 @@ def test_the_time_of_a_template_is_formatted_as_by_strftime(form):
 def test_a_time_format_that_is_no_directive_is_refused():
     with pytest.raises(BadRequestError, match="unknown directive %5"):
         renderer_of("{{ strftime_now('%5d') }}" + CHAT_TEMPLATE).render(HELLO)
+
+
+def test_a_sized_cache_keeps_what_was_used_last_up_to_its_size():
+    cache = SizedCache(20, len)
+    made = []
+
+    def make(text):
+        made.append(text)
+        return text
+
+    for key in (b"a", b"b", b"a", b"c", b"a", b"b"):
+        assert cache.get(key, lambda key=key: make(key.decode() * 8)) == key.decode() * 8
+    assert "".join(text[0] for text in made) == "abcb"
+    assert cache.get(b"big", lambda: make("x" * 99)) == cache.get(b"big", lambda: make("y")) == "x" * 99
+
+
+def test_tools_name_a_conversation_as_their_json_does():
+    tools, arguments = [{"b": 1, "a": "ü"}], {"z": 1, "c": None}
+    for offered, what in ((tools, [tools, arguments]), (None, [None, arguments])):
+        assert Toolset.of(offered).digest(arguments) == _digest(b"", what)
+    assert Toolset.of(tools).digest({}) == _digest(b"", tools) and Toolset.of(None).digest(None) == _digest(b"", [])
 
 
 THINKING = "{% if enable_thinking is defined and not enable_thinking %}no thoughts{% endif %}" + CHAT_TEMPLATE
