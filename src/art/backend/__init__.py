@@ -52,11 +52,7 @@ class Backend(Protocol):
 
 
 class MetricSink(ABC):
-    """A backend that keeps metric histories, and knows what its devices cost. Training steps on it are timed by ``model.log``.
-
-    >>> isinstance(backend, art.backend.MetricSink)
-    True
-    """
+    """A backend that keeps metric histories, and knows what its devices cost. Training steps on it are timed by ``model.log``."""
 
     @abstractmethod
     async def record_metrics(
@@ -70,11 +66,7 @@ class MetricSink(ABC):
 
 
 class EngineWatch(ABC):
-    """A backend that can tell whether an engine is being started.
-
-    >>> await backend.engine_is_starting()
-    False
-    """
+    """A backend that can tell whether an engine is being started."""
 
     @abstractmethod
     async def engine_is_starting(self) -> bool:
@@ -86,12 +78,7 @@ class EngineWatch(ABC):
 
 
 class RolloutSource(ABC):
-    """A backend that captures rollouts under keys of their own.
-
-    >>> rollout_id, base_url, api_key = await backend.create_rollout(model, None)
-    >>> base_url.endswith(f"/r/{rollout_id}/v1")
-    True
-    """
+    """A backend that captures rollouts under keys of their own."""
 
     @abstractmethod
     async def create_rollout(self, model: "TrainableModel[Any, Any]", step: int | None) -> "tuple[str, str, str]":

@@ -234,7 +234,7 @@ def _parse(response: httpx.Response, answer: type[W]) -> W:
         return answer.model_validate_json(response.content)
     except ValidationError as error:
         raise BackendError(
-            f"{response.request.url} answered something that is no {answer.__name__}; is this an ART backend of the same "
+            f"{response.request.url} did not answer with a {answer.__name__}. Is this an ART backend of the same "
             f"version? {error}",
             502,
         ) from error

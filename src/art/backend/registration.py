@@ -58,7 +58,7 @@ def build_registration(model: AnyTrainableModel, *, honoured: Collection[str] = 
     """What the service needs to know about a model.
 
     Args:
-        honoured: Settings that the backend takes care of by itself. Others that no service knows get a warning.
+        honoured: Settings that the backend handles itself. Other unknown settings get a warning.
 
     Raises:
         ValueError: A name or a setting that the service would refuse; the message says why.

@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 class ServiceCalls(MetricSink, RolloutSource, EngineWatch):
-    """Calls a service by its control API.
-
-    >>> (await backend.get_model("examples", "learner")).name == "learner"
-    True
-    """
+    """Calls a service by its control API."""
 
     def __init__(self, client: ControlClient | None) -> None:
         self._client = client

@@ -15,7 +15,7 @@ _SAY_AGAIN_S = 15.0
 
 
 class StartReport:
-    """Says what the service is doing, on standard error, until nothing of it is starting any more.
+    """Say on standard error what the service is doing, until everything has started.
 
     Args:
         ask: Asks the service for its health.
@@ -29,7 +29,7 @@ class StartReport:
         """The last line about each thing, and when it was printed."""
 
     async def until(self, registering: "asyncio.Future[Any]") -> None:
-        """Report while a model is being registered and an engine starts. A service that is gone ends it in silence."""
+        """Report while a model is being registered and an engine starts. Stop silently if the service is gone."""
         while True:
             try:
                 health = await self._ask()

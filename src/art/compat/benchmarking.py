@@ -17,11 +17,7 @@ from art.trajectories import Trajectory, TrajectoryGroup
 
 @dataclass(frozen=True)
 class BenchmarkModelKey:
-    """One line of a chart.
-
-    >>> BenchmarkModelKey("player").split
-    'val'
-    """
+    """One line of a chart."""
 
     name: str
     display_name: str | None = None
@@ -58,7 +54,7 @@ async def load_trajectories(
     Returns:
         A ``polars.DataFrame`` with the columns ``model, split, step, reward, group_number`` (from 1, each group of each file
         its own), ``messages`` (JSON), ``logs``, floats ``metric_…`` and ``group_metric_…``, strings ``metadata_…`` and
-        ``group_metadata_…``. Empty if nothing was found. Files that cannot be read are told and left out.
+        ``group_metadata_…``. Empty if nothing was found. Files that cannot be read are left out, with a warning.
 
     >>> await art.Model(name="player", project="games").log([art.Trajectory(reward=0.5)], step=0)
     >>> (await load_trajectories("games", art_path=".art"))["reward"].to_list()
@@ -128,12 +124,7 @@ _KEYS = ["model", "split", "step"]
 async def load_aggregated_trajectories(
     project_name: str, models: list[str] | None = None, debug: bool = False, art_path: str | None = None
 ) -> Any:
-    """Means of ``reward`` and all ``metric_…`` columns per model, split and step, with ``n_trajectories``; a ``polars.DataFrame``.
-
-    >>> await art.Model(name="player", project="games").log([art.Trajectory(reward=0.5)], step=0)
-    >>> (await load_aggregated_trajectories("games", art_path=".art"))["n_trajectories"].to_list()
-    [1]
-    """
+    """Means of ``reward`` and all ``metric_…`` columns per model, split and step, with ``n_trajectories``; a ``polars.DataFrame``."""
     polars = load_polars()
     frame = await load_trajectories(project_name, models, debug, art_path)
     if frame.is_empty():
@@ -148,12 +139,7 @@ async def load_aggregated_trajectories(
 async def load_latest_metrics(
     project_name: str, models: list[str] | None = None, debug: bool = False, art_path: str | None = None
 ) -> Any:
-    """Of ``load_aggregated_trajectories``, the row of the latest step of each model and split.
-
-    >>> await art.Model(name="player", project="games").log([art.Trajectory(reward=0.5)], step=3)
-    >>> (await load_latest_metrics("games", art_path=".art"))["step"].to_list()
-    [3]
-    """
+    """Of ``load_aggregated_trajectories``, the row of the latest step of each model and split."""
     frame = await load_aggregated_trajectories(project_name, models, debug, art_path)
     if frame.is_empty():
         return frame
@@ -161,13 +147,7 @@ async def load_latest_metrics(
 
 
 def filter_rename_model_split(df: Any, models: Sequence[str | BenchmarkModelKey]) -> Any:
-    """The rows of the given models and splits, with the models' labels as ``model``, in the order given.
-
-    >>> import polars
-    >>> frame = polars.DataFrame({"model": ["player"], "split": ["val"], "reward": [0.5]})
-    >>> filter_rename_model_split(frame, [BenchmarkModelKey("player", "The player")])["model"].to_list()
-    ['The player']
-    """
+    """The rows of the given models and splits, with the models' labels as ``model``, in the order given."""
     polars = load_polars()
     parts = [
         df.filter((polars.col("model") == key.name) & (polars.col("split") == key.split)).with_columns(
@@ -229,12 +209,7 @@ def percentage_comparison_bar_chart(
     perfect_score: float | None = None,
     num_decimals: int = 0,
 ) -> Any:
-    """The mean of a metric at each model's latest step, as a bar labelled in percent of ``perfect_score`` (1 by default).
-
-    >>> import polars
-    >>> frame = polars.DataFrame({"model": ["a", "b"], "split": ["val", "val"], "step": [0, 0], "reward": [0.1, 0.9]})
-    >>> percentage_comparison_bar_chart(frame, "reward").savefig("comparison.png")
-    """
+    """The mean of a metric at each model's latest step, as a bar labelled in percent of ``perfect_score`` (1 by default)."""
     polars = load_polars()
     column = _column(df, metric_name)
     figure, axes = _figure(title)

@@ -10,12 +10,7 @@ from pydantic import BaseModel
 
 
 class GuidedParams(dict[str, Any]):
-    """Arguments for ``chat.completions.create(**params)``; unpacked, the older triple of texts, tool choice and tools.
-
-    >>> texts, tool_choice, tools = get_guided_completion_params("yes")
-    >>> texts, tool_choice, tools
-    (['yes'], None, None)
-    """
+    """Arguments for ``chat.completions.create(**params)``; unpacked, the older triple of texts, tool choice and tools."""
 
     def __iter__(self) -> Iterator[Any]:
         form: dict[str, Any] = self.get("extra_body", {}).get("structured_outputs", {})

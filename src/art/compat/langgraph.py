@@ -101,10 +101,6 @@ def init_chat_model(model: str | None = None, *, model_provider: str | None = "o
         RuntimeError: No rollout is running.
         ValueError: Another provider, or fields that are configured later, was asked for.
         MissingExtraError: ``langchain-openai`` is not installed.
-
-    >>> init_chat_model(temperature=1.0)  # outside of a rollout
-    Traceback (most recent call last):
-    RuntimeError: No rollout is running: call init_chat_model inside a function given to wrap_rollout.
     """
     if model_provider not in (None, "openai"):
         raise ValueError(
@@ -123,7 +119,7 @@ def init_chat_model(model: str | None = None, *, model_provider: str | None = "o
         kind = import_module("langchain_openai").ChatOpenAI
     except ModuleNotFoundError as error:
         raise MissingExtraError("langchain-openai", "langgraph") from error
-    # While weights change a call waits, longer than the pause between chunks that LangChain bears by itself.
+    # While weights change a call waits, longer than LangChain's default limit between chunks.
     placed = {"base_url": current.base_url, "api_key": current.api_key, "stream_chunk_timeout": None}
     clients = {} if "base_url" in options else current.clients
     return kind(model=model or current.model, **{**placed, **clients, **options})

@@ -1,4 +1,4 @@
-"""Scenarios for agents that have the tools of a server of the Model Context Protocol, made up by a model.
+"""Scenarios for agents that have the tools of a server of the Model Context Protocol, written by a model.
 
 ART needs no package of the protocol for it: give the tools as your client lists them.
 """
@@ -39,12 +39,7 @@ Fields = Mapping[str, Any]
 
 @dataclass
 class MCPTool:
-    """A tool of a server.
-
-    >>> tool = MCPTool("add", "Adds two numbers.", {"type": "object", "properties": {"a": {"type": "number"}}})
-    >>> tool.to_tool_schema()["function"]["name"]
-    'add'
-    """
+    """A tool of a server."""
 
     name: str
     description: str
@@ -70,11 +65,7 @@ class MCPTool:
 
 @dataclass
 class MCPResource:
-    """Something that a server lets be read.
-
-    >>> MCPResource("file:///notes.txt", "notes", "What was said.").to_dict()["mime_type"] is None
-    True
-    """
+    """Something that a server lets be read."""
 
     uri: str
     name: str
@@ -93,11 +84,7 @@ class MCPResource:
 
 
 class GeneratedScenario(BaseModel):
-    """A task for an agent that has the server's tools.
-
-    >>> GeneratedScenario(task="Add 2 and 3.", difficulty=1).task
-    'Add 2 and 3.'
-    """
+    """A task for an agent that has the server's tools."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -107,13 +94,7 @@ class GeneratedScenario(BaseModel):
 
 
 class GeneratedScenarioCollection(Sequence[GeneratedScenario]):
-    """Scenarios, in order.
-
-    >>> made = GeneratedScenarioCollection([GeneratedScenario(task=f"Task {n}.", difficulty=n) for n in (1, 2, 3)])
-    >>> train, val = made.split(2)
-    >>> len(train), val[0].task
-    (2, 'Task 3.')
-    """
+    """Scenarios, in order."""
 
     def __init__(self, scenarios: Sequence[GeneratedScenario]) -> None:
         self.scenarios = list(scenarios)
@@ -214,11 +195,7 @@ async def generate_scenarios(
 
 
 def preview_scenarios(scenarios: Iterable[GeneratedScenario], num_preview: int = 5) -> None:
-    """Print the first scenarios with their difficulties.
-
-    >>> preview_scenarios([GeneratedScenario(task="Add 2 and 3.", difficulty=1)])
-    1. [difficulty 1] Add 2 and 3.
-    """
+    """Print the first scenarios with their difficulties."""
     for number, scenario in enumerate(list(scenarios)[:num_preview], 1):
         print(f"{number}. [difficulty {scenario.difficulty}] {scenario.task}")
 

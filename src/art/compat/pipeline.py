@@ -27,13 +27,7 @@ EvalFn: TypeAlias = Callable[[AnyTrainableModel, int, Any], Awaitable[Evaluated 
 
 
 def make_group_rollout_fn(single: SingleRolloutFn, n: int = 4) -> RolloutFn:
-    """A function that runs ``single`` ``n`` times per scenario; failed runs stay in the group as exceptions.
-
-    >>> async def single(model, scenario, config):
-    ...     return art.Trajectory(reward=1.0)
-    >>> len(await make_group_rollout_fn(single, n=3)(model, "a", None))
-    3
-    """
+    """A function that runs ``single`` ``n`` times per scenario; failed runs stay in the group as exceptions."""
 
     async def run(model: AnyTrainableModel, scenario: Any, config: Any) -> TrajectoryGroup:
         return await trajectory_group((single(model, scenario, config) for _ in range(n)), return_exceptions=True)
@@ -48,10 +42,6 @@ class StatusReporter:
         interval_s: Seconds between lines.
         alpha: Weight of the newest value in a mean.
         total: Scenarios in all, if that is known.
-
-    >>> status = StatusReporter(interval_s=60.0, alpha=0.2, total=100)
-    >>> status.note(step_s=1.5)
-    >>> status.maybe_print(step=1, settled=4, queued=2)  # nothing before a minute is over
     """
 
     def __init__(self, interval_s: float, alpha: float, total: int | None = None) -> None:

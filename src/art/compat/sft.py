@@ -19,11 +19,7 @@ Schedule = Literal["linear", "cosine", "constant"]
 
 
 class SFTChunk(NamedTuple):
-    """Consecutive batches of one epoch, with the learning rate of each.
-
-    >>> SFTChunk([art.Trajectory()], TrainSFTConfig(), step=0, epoch=0, epoch_step=0).step
-    0
-    """
+    """Consecutive batches of one epoch, with the learning rate of each."""
 
     trajectories: list[Trajectory]
     config: TrainSFTConfig
@@ -41,9 +37,6 @@ def create_lr_schedule(
 
     Raises:
         ValueError: An unknown method.
-
-    >>> create_lr_schedule(4, 1.0, "constant", warmup_steps=2)
-    [0.5, 1.0, 1.0, 1.0]
     """
     if method not in ("linear", "cosine", "constant"):
         raise ValueError(f"method must be linear, cosine or constant, not {method!r}.")
@@ -117,12 +110,7 @@ def create_sft_dataset_iterator(
 
 
 def get_file_row_count(path: str | Path) -> int:
-    """Number of lines that are not blank.
-
-    >>> _ = Path("lessons.jsonl").write_text('{"messages": []}\\n\\n{"messages": []}\\n')
-    >>> get_file_row_count("lessons.jsonl")
-    2
-    """
+    """Number of lines that are not blank."""
     with Path(path).open(encoding="utf-8") as rows:
         return sum(1 for line in rows if line.strip())
 
@@ -138,10 +126,6 @@ def iterate_file(
 
     Raises:
         ValueError: Not a ``.jsonl`` file, or a line that cannot be read; the message names it.
-
-    >>> _ = Path("lessons.jsonl").write_text('{"messages": [{"role": "assistant", "content": "Hi."}]}\\n')
-    >>> [t.messages()[0]["content"] for t in iterate_file("lessons.jsonl")]
-    ['Hi.']
     """
     if Path(file_path).suffix != ".jsonl":
         raise ValueError(f"{file_path} must be a .jsonl file.")

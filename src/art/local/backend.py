@@ -72,7 +72,7 @@ class LocalBackend(RemoteBackend):
         own_code = Path(user_code).resolve() if user_code is not None else _program_directory()
         self._service = ServiceProcess(self._path, ["--user-code", str(own_code), *(serve_arguments or [])])
         self._client = None
-        self._death_was_told = False
+        self._death_reported = False
         self._devices: list[str] = []
         """Arguments of the service that models have asked for."""
 
@@ -188,14 +188,14 @@ class LocalBackend(RemoteBackend):
         if self._client is not None and (death := self._service.death()) is not None:
             self._client = None
             self._service.forget()
-            if not self._death_was_told:  # it is told once; the next call starts the service again
+            if not self._death_reported:  # reported once; the next call starts the service again
                 raise death
         if self._client is None:
             await self._wait_for_directory()
             say(f"Starting the ART service in {self._path}; its log is {self._service.log_path}")
             self._service.start()
             url = await self._wait_until_ready()
-            self._death_was_told = False
+            self._death_reported = False
             self._client = ControlClient(url, self._service.api_key, reconnect_s=30.0, watch=self._watch)
         return await super()._control()
 
@@ -220,7 +220,7 @@ class LocalBackend(RemoteBackend):
 
     def _watch(self) -> BackendError | None:
         death = self._service.death()
-        self._death_was_told |= death is not None
+        self._death_reported |= death is not None
         return death
 
     async def _wait_until_ready(self) -> str:

@@ -126,7 +126,7 @@ class ServiceProcess:
         )
 
     def forget(self) -> None:
-        """Make the next ``start`` begin anew, after a death was reported."""
+        """Let the next ``start`` begin a new child, after a death was reported."""
         with self._lock:
             if self._ended.is_set():
                 self._process = None
