@@ -90,7 +90,7 @@ def build_gateway(
                 if key := request.headers.get("idempotency-key"):
                     call.idempotency_key = _digest(surface, identity, b"idempotency-key " + key.encode())
                 taken = taker.take(identity, call)
-            except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
+            except Exception as error:  # noqa: BLE001  every error leaves in the protocol's own shape
                 return ErrorResponse(surface, tell(error))
             return AnswerResponse(surface, taken, keep_alive_s)
 
@@ -128,7 +128,7 @@ def build_gateway(
             identity = identify_request(request, rollout)
             call = read_count(await read_object(request))
             return JSONResponse({"input_tokens": await taker.count(identity, call)})
-        except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
+        except Exception as error:  # noqa: BLE001  every error leaves in the protocol's own shape
             return ErrorResponse(MESSAGES, tell(error))
 
     for prefix in ("/v1", "/r/{rollout}/v1"):

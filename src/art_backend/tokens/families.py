@@ -98,7 +98,7 @@ _ODD = {"at": "ü", "n": 1, "x": 1.5, "b": True, "z": None, "l": [1, {"k": "v"}]
 
 
 def _look(*ids: str, content: str = "", reasoning: str | None = None, arguments: Mapping[str, Any] = _ODD) -> Message:
-    """A message that calls a tool; the ids are such as every template accepts."""
+    """A message that calls a tool, with ids that every template accepts."""
     calls = [{"id": i, "type": "function", "function": {"name": "look", "arguments": arguments}} for i in ids]
     message: Message = {"role": "assistant", "content": content, "tool_calls": calls}
     return message if reasoning is None else {**message, "reasoning_content": reasoning}

@@ -45,7 +45,7 @@ class ControlTokenGuard:
         return [self._guard(m, self._own if m["role"] == "assistant" else self._others) for m in messages]
 
     def guard_tools(self, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-        """Guard all texts of tools; ``None`` if there are none."""
+        """Guard all texts of tools; ``None`` without tools."""
         if not tools:
             return None
         if self._others is None or not self._spells(Toolset.of(tools).text.decode(), self._others):

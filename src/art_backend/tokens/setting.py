@@ -70,7 +70,7 @@ class SizedCache(Generic[T]):
         self._lock = threading.Lock()
 
     def get(self, key: bytes, make: Callable[[], T]) -> T:
-        """Return the value under ``key``, made now if there is none."""
+        """Return the value under ``key``; make it if it is not here."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)

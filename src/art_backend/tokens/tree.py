@@ -179,7 +179,7 @@ class Sampled:
     finish_reason: str
     id: str
     digest: Digest | None = None
-    """Place after it, where that is not told by the message."""
+    """Place after it, where the message alone does not determine it."""
 
 
 @dataclass(eq=False)

@@ -44,7 +44,7 @@ class GrammarVocabulary:
         """Read the tokenizer in a model's directory. Takes up to a second.
 
         Raises:
-            StructureError: There is none that tells the bytes of its tokens.
+            StructureError: The directory has no tokenizer whose tokens have known bytes.
         """
         try:
             tokenizer = AutoTokenizer.from_pretrained(path)
@@ -97,7 +97,7 @@ class Guide:
         """[vocabulary]; which tokens may come next.
 
         Raises:
-            StructureError: None may: the vocabulary cannot spell what the structure wants.
+            StructureError: No token may follow: the vocabulary cannot spell what the structure requires.
         """
         packed = self._matcher.compute_bitmask()
         whole = self._matcher.is_accepting()
@@ -125,7 +125,7 @@ class Guide:
 
 
 class _Tokens:
-    """A tokenizer as llguidance wants it: the bytes of each token."""
+    """A tokenizer in the form that llguidance expects: the bytes of each token."""
 
     is_tokenizer_wrapper = True
 
