@@ -321,7 +321,7 @@ def _read_value(text: str, schema: Any) -> Any:
 
 
 def read_constants(name: str, arguments: Any, tools: Sequence[dict[str, Any]] | None) -> dict[str, Any] | None:
-    """Read the Python constants among arguments that stayed text because they are not JSON; ``None`` if there is nothing to read."""
+    """Read Python constants among arguments that stayed text because they are not JSON; ``None`` without any."""
     if not isinstance(arguments, dict):
         return None
     schemas = _properties(name, tools)

@@ -111,7 +111,7 @@ _STRFTIME_NOW = (
     " else raise_exception('strftime_now: unknown directive %' ~ directive) -}}{{- part[directive | length:] -}}"
     "{%- endif -%}{%- endfor -%}{%- endfor -%}{%- endmacro +%}"
 )
-"""Replaces the template's ``strftime_now``, which knows only the present. Templates accept data, so they cannot be given a function."""
+"""Replaces the template's ``strftime_now``, which knows only the present. A macro, because templates receive data alone."""
 
 _chance = threading.Lock()
 
