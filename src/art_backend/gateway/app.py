@@ -12,12 +12,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from art.wire import Name
 from art_backend.errors import BadRequestError, ServiceError
-from art_backend.gateway.dialects import schemas
-from art_backend.gateway.dialects.chat import CHAT
-from art_backend.gateway.dialects.completions import COMPLETIONS
-from art_backend.gateway.dialects.messages import MESSAGES, read_count
+from art_backend.gateway.dialects.chat import CHAT, ChatRequest
+from art_backend.gateway.dialects.completions import COMPLETIONS, CompletionsRequest
+from art_backend.gateway.dialects.messages import MESSAGES, CountRequest, MessagesRequest, read_count
+from art_backend.gateway.dialects.requests import request_body
 from art_backend.gateway.dialects.responding import AnswerResponse, ErrorResponse, Surface, tell
-from art_backend.gateway.dialects.responses import RESPONSES
+from art_backend.gateway.dialects.responses import RESPONSES, ResponsesRequest
 from art_backend.gateway.dialects.stored_responses import add_stored_responses
 from art_backend.gateway.limits import ProjectLimits, check_extent
 from art_backend.gateway.ports import Identity, ModelDirectory
@@ -32,14 +32,14 @@ KEEP_ALIVE_S = 10.0
 
 
 _SURFACES = (
-    ("chat/completions", CHAT, schemas.CHAT, "OpenAI chat completions."),
-    ("completions", COMPLETIONS, schemas.COMPLETIONS, "OpenAI completions: text or token ids."),
-    ("responses", RESPONSES, schemas.RESPONSES, "OpenAI responses."),
-    ("messages", MESSAGES, schemas.MESSAGES, "Anthropic messages."),
+    ("chat/completions", CHAT, ChatRequest, "OpenAI chat completions."),
+    ("completions", COMPLETIONS, CompletionsRequest, "OpenAI completions: text or token ids."),
+    ("responses", RESPONSES, ResponsesRequest, "OpenAI responses."),
+    ("messages", MESSAGES, MessagesRequest, "Anthropic messages."),
     (
         "v1/messages",
         MESSAGES,
-        schemas.MESSAGES,
+        MessagesRequest,
         "Anthropic messages, for clients that append the version to a URL that has it.",
     ),
 )
@@ -132,10 +132,10 @@ def build_gateway(
             return ErrorResponse(MESSAGES, tell(error))
 
     for prefix in ("/v1", "/r/{rollout}/v1"):
-        for path, surface, schema, summary in _SURFACES:
-            extra = schemas.request_body(schema)
+        for path, surface, model, summary in _SURFACES:
+            extra = request_body(model)
             router.add_api_route(f"{prefix}/{path}", endpoint(surface, summary), methods=["POST"], openapi_extra=extra)
-        extra = schemas.request_body(schemas.COUNT_TOKENS)
+        extra = request_body(CountRequest)
         for path in ("messages/count_tokens", "v1/messages/count_tokens"):
             router.add_api_route(f"{prefix}/{path}", count_tokens, methods=["POST"], openapi_extra=extra)
         add_stored_responses(router, prefix, taker, identify_request, read_object, keep_alive_s)

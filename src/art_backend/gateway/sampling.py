@@ -1,38 +1,34 @@
 """From a request's fields to how the engine samples, and whether what it samples can be trained."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from art_backend.engines.contract import Sampling
 from art_backend.errors import BadRequestError
 from art_backend.tokens.grammar import Structure
 
-Number = Annotated[int | float, Field(allow_inf_nan=False)]
+
+class Fields(BaseModel):
+    """Fields of a request, of exactly their types."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-class SamplingFields(BaseModel):
-    """The fields of a request that bear on sampling, in the names of chat completions."""
+class SamplingFields(Fields):
+    """The fields of a request that bear on sampling and have one name in all protocols."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    temperature: Number | None = Field(default=None, ge=0, le=2)
-    top_p: Number | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1)
-    min_p: Number | None = Field(default=None, ge=0, le=1)
-    presence_penalty: Number | None = Field(default=None, ge=-2, le=2)
-    frequency_penalty: Number | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: Number | None = Field(default=None, gt=0)
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
-    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    stop: str | list[str] | None = Field(default=None, max_length=4096)
-    n: int | None = Field(default=None, ge=1, le=128)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(default=None, max_length=1024)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]] | None = Field(None, max_length=1024)
     ignore_eos: bool | None = None
 
 
@@ -99,41 +95,33 @@ class Plan:
 _UNLIMITED = 2**31 - 1
 
 
-def plan_sampling(body: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Plan:
-    """Read the sampling fields of a request.
-
-    Args:
-        names: Where a protocol calls a field differently: from our name to its.
-
-    Raises:
-        BadRequestError: A field has a wrong type or value.
-    """
-    try:
-        fields = SamplingFields.model_validate(body)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        shown = (names or {}).get(name, name)
-        raise BadRequestError(f"{shown}: {first['msg']}.", param=shown) from error
-    temperature = 1.0 if fields.temperature is None else float(fields.temperature)
+def plan_sampling(
+    fields: SamplingFields,
+    *,
+    max_tokens: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    n: int | None = None,
+    logprobs: bool = False,
+    top_logprobs: int | None = None,
+) -> Plan:
+    """Plan how a request is sampled; ``None`` is the default of a field that protocols name differently."""
     sampling = Sampling(
-        max_tokens=fields.max_completion_tokens or fields.max_tokens or _UNLIMITED,
-        temperature=temperature,
-        top_p=1.0 if fields.top_p is None else float(fields.top_p),
+        max_tokens=max_tokens or _UNLIMITED,
+        temperature=1.0 if fields.temperature is None else fields.temperature,
+        top_p=1.0 if fields.top_p is None else fields.top_p,
         top_k=fields.top_k if fields.top_k is not None and fields.top_k > 0 else None,
-        min_p=float(fields.min_p or 0),
-        presence_penalty=float(fields.presence_penalty or 0),
-        frequency_penalty=float(fields.frequency_penalty or 0),
-        repetition_penalty=1.0 if fields.repetition_penalty is None else float(fields.repetition_penalty),
+        min_p=fields.min_p or 0.0,
+        presence_penalty=fields.presence_penalty or 0.0,
+        frequency_penalty=fields.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if fields.repetition_penalty is None else fields.repetition_penalty,
         seed=fields.seed,
-        top_logprobs=(fields.top_logprobs or 0) if fields.logprobs else 0,
+        top_logprobs=(top_logprobs or 0) if logprobs else 0,
     )
-    stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
     return Plan(
         sampling=sampling,
-        n=fields.n or 1,
-        stop=tuple(s for s in stop if s),
-        logprobs=bool(fields.logprobs),
+        n=n or 1,
+        stop=tuple(s for s in ([stop] if isinstance(stop, str) else stop or ()) if s),
+        logprobs=logprobs,
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         ignore_eos=bool(fields.ignore_eos),
         untrainable=_untrainable(sampling),

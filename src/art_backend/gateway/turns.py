@@ -20,7 +20,7 @@ from art_backend.gateway.dialects.toolbox import Alias
 from art_backend.gateway.limits import FairThreads, ProjectLimits, check_choices
 from art_backend.gateway.ports import Identity, Lease, ModelDirectory, ServedModel
 from art_backend.gateway.retries import RetryWindow
-from art_backend.gateway.sampling import Plan, plan_sampling
+from art_backend.gateway.sampling import Plan, SamplingFields, plan_sampling
 from art_backend.gateway.sources import Conversation, Source
 from art_backend.store.captures import CaptureStore
 from art_backend.tokens.grammar import Structure
@@ -110,7 +110,12 @@ class TurnTaker:
         model, _ = self.directory.resolve(identity, kept["model"])
         aliases = {name: Alias(*alias) for name, alias in kept.get("aliases", {}).items()}
         call = Call(
-            kept["model"], [Conversation([])], plan_sampling({}), stream=False, echo=kept["echo"], aliases=aliases
+            kept["model"],
+            [Conversation([])],
+            plan_sampling(SamplingFields()),
+            stream=False,
+            echo=kept["echo"],
+            aliases=aliases,
         )
         rollout = self.captures.find_rollout(turn_id)
         assert rollout is not None

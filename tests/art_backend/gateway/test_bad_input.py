@@ -7,7 +7,10 @@ import httpx
 import openai
 import pytest
 
-from art_backend.gateway.dialects import schemas
+from art_backend.gateway.dialects.chat import ChatRequest
+from art_backend.gateway.dialects.completions import CompletionsRequest
+from art_backend.gateway.dialects.messages import MessagesRequest
+from art_backend.gateway.dialects.responses import ResponsesRequest
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -90,10 +93,10 @@ async def test_what_is_no_request_is_a_400_or_is_answered(gateway, body):
 
 
 PROTOCOLS = {
-    "chat/completions": (schemas.CHAT, {"messages": HELLO}),
-    "completions": (schemas.COMPLETIONS, {"prompt": "Hello"}),
-    "responses": (schemas.RESPONSES, {"input": "Hello"}),
-    "messages": (schemas.MESSAGES, {"messages": HELLO, "max_tokens": 9}),
+    "chat/completions": (ChatRequest, {"messages": HELLO}),
+    "completions": (CompletionsRequest, {"prompt": "Hello"}),
+    "responses": (ResponsesRequest, {"input": "Hello"}),
+    "messages": (MessagesRequest, {"messages": HELLO, "max_tokens": 9}),
 }
 
 
@@ -101,9 +104,9 @@ PROTOCOLS = {
 async def test_every_field_of_every_protocol_may_be_wrong(gateway, path):
     """The error names it, in the protocol's own shape; the rollout goes on."""
     info = gateway.rollout()
-    schema, good = PROTOCOLS[path]
+    request, good = PROTOCOLS[path]
     good = {"model": "m", **good}
-    for name in schema["properties"]:
+    for name in request.model_fields:
         for value in (3.5, "x", [[3]], {"type": []}, [{"type": 3}], True):
             answer = await post(gateway, info, {**good, name: value}, f"/v1/{path}")
             assert answer.status_code in (200, 400, 404), (name, value, answer.text)

@@ -8,7 +8,7 @@ from tests.art_backend.gateway.conftest import start_gateway
 from tests.art_backend.gateway.test_bad_input import PROTOCOLS, post
 from tests.support.tiny import build_tiny_tokenizer
 
-from art_backend.gateway.dialects.fields import REFUSED
+from art_backend.gateway.dialects.requests import REFUSED
 
 CHANGING = {
     "add_generation_prompt": False, "continue_final_message": True, "add_special_tokens": True, "allowed_token_ids": [5], "audio": {"voice": "x", "format": "wav"}, "background": True,
@@ -41,7 +41,7 @@ ACCEPTED = {
 
 
 def honoured(path):
-    return PROTOCOLS[path][0]["properties"]
+    return PROTOCOLS[path][0].model_fields
 
 
 def body_of(path, **fields):

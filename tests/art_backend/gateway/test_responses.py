@@ -143,21 +143,11 @@ async def test_stored_responses(gateway):
     assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
     assert events[-1].response.output == first.output
 
-    items = await client.responses.input_items.list(second.id, order="asc")
-    assert [(item.type, getattr(item, "role", None)) for item in items.data] == [
-        ("message", "user"), ("reasoning", None), ("message", "assistant"), ("function_call", None),
-        ("function_call", None), ("function_call_output", None), ("function_call_output", None),
-    ]  # fmt: skip
-    paged = [item async for item in client.responses.input_items.list(second.id, limit=2)]
-    assert [item.id for item in paged] == [item.id for item in reversed(items.data)]
-
     count = await client.responses.input_tokens.count(
         model="m", input="Weather?", instructions="Be brief.", tools=TOOLS
     )
     assert count.input_tokens == first.usage.input_tokens
 
-    with pytest.raises(openai.BadRequestError, match="background"):
-        await client.responses.cancel(first.id)
     await client.responses.delete(first.id)
     unstored = await ask(client, input="Hello", store=False)
     stranger, _ = gateway.new_client()
@@ -173,10 +163,6 @@ async def test_stored_responses(gateway):
     with pytest.raises(openai.BadRequestError, match="from the first") as caught:
         await client.responses.retrieve(second.id, stream=True, starting_after=2)
     assert caught.value.param == "starting_after"
-    for query in ({"limit": "0"}, {"limit": "many"}, {"limit": "999"}, {"after": "nothing"}):
-        with pytest.raises(openai.BadRequestError) as caught:
-            await client.responses.input_items.list(second.id, extra_query=query)
-        assert caught.value.param == next(iter(query))
     assert len(gateway.turns(rollout)) == 3, "a response that was deleted leaves its turn"
     gateway.check(rollout)
 

@@ -10,27 +10,20 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import orjson
+from pydantic import Field
 
-from art_backend.errors import BadRequestError, ServiceError
+from art_backend.errors import ServiceError
 from art_backend.gateway.answers import Answer, Call, Completed, TopLogprobs
-from art_backend.gateway.demands import read_form, read_words
-from art_backend.gateway.dialects import schemas
-from art_backend.gateway.dialects.chat_messages import (
-    read_begun,
-    read_choice,
-    read_flag,
-    read_messages,
-    read_template_arguments,
-    read_tools,
-)
-from art_backend.gateway.dialects.fields import check_fields
+from art_backend.gateway.dialects.chat_messages import read_messages, read_tools, split_begun, write_call
+from art_backend.gateway.dialects.demands import read_form, read_words
+from art_backend.gateway.dialects.requests import ConversationRequest, Messages, OpenAIRequest, wrong
 from art_backend.gateway.dialects.responding import Surface
-from art_backend.gateway.dialects.toolbox import Aliases, Toolbox, write_custom_input
-from art_backend.gateway.form import Form
+from art_backend.gateway.dialects.toolbox import Aliases, write_custom_input
 from art_backend.gateway.ports import ServedModel
 from art_backend.gateway.sampling import plan_sampling
 from art_backend.gateway.sources import Conversation
 from art_backend.tokens.parse import ParsedMessage
+from art_backend.tokens.render import Message
 from art_backend.tokens.tool_calls import ParsedToolCall
 
 _TYPES = {
@@ -43,61 +36,69 @@ _TYPES = {
 }
 
 
+class ChatRequest(OpenAIRequest, ConversationRequest):
+    """The fields of a request that are honoured."""
+
+    messages: Messages
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
 def read_call(body: dict[str, Any], _: object = None) -> Call:
     """Normalise the body of a chat request.
 
     Raises:
         BadRequestError: A field has a wrong type or value; the message names it.
     """
-    check_fields(body, schemas.CHAT["properties"])
-    tools = read_tools(body.get("tools"))
-    messages, begun = read_begun(body, read_messages(body.get("messages")))
-    options = body.get("stream_options")
-    if options is not None and not isinstance(options, dict):
-        raise BadRequestError("stream_options: must be an object.", param="stream_options")
+    request = ChatRequest.read(body)
+    tools = read_tools(request.tools)
+    messages, begun = _read_begun(request)
+    words = read_words(request, request.response_format, "response_format")
+    form = read_form(request.tool_choice, tools, words, parallel=request.parallel_tool_calls)
     return Call(
-        model_name=read_model(body),
-        sources=[
-            Conversation(
-                messages, tools.functions or None, _read_form(body, tools), read_template_arguments(body), begun
-            )
-        ],
-        plan=plan_sampling(body),
-        stream=read_stream(body),
-        include_usage=bool((options or {}).get("include_usage")),
+        model_name=request.model,
+        sources=[Conversation(messages, tools.functions or None, form, request.chat_template_kwargs or {}, begun)],
+        plan=plan_sampling(
+            request,
+            max_tokens=request.max_completion_tokens or request.max_tokens,
+            stop=request.stop,
+            n=request.n,
+            logprobs=bool(request.logprobs),
+            top_logprobs=request.top_logprobs,
+        ),
+        stream=bool(request.stream),
+        include_usage=request.include_usage,
         aliases=tools.aliases,
     )
 
 
-def _read_form(body: dict[str, Any], tools: Toolbox) -> Form:
-    words = read_words(body, (body.get("response_format"), "response_format"), nested=True)
-    return read_form(
-        read_choice(body.get("tool_choice")),
-        tools,
-        words=words,
-        parallel=read_flag(body, "parallel_tool_calls"),
+def _read_begun(request: ChatRequest) -> tuple[list[Message], str]:
+    """The messages, and the text that the answer begins with; empty unless the request says so.
+
+    It does by ``continue_final_message``, or by ``prefix`` in the last message.
+    """
+    messages, last = read_messages(request.messages), len(request.messages) - 1
+    marked = [i for i, message in enumerate(request.messages) if message.get("prefix") is True]
+    if marked and marked != [last]:
+        raise wrong(f"messages.{marked[0]}.prefix", "only the last message can begin the answer")
+    begun = request.continue_final_message or bool(marked)
+    if request.add_generation_prompt is not None and request.add_generation_prompt == begun:
+        raise wrong("add_generation_prompt", "must be false with continue_final_message, and true without")
+    return (
+        split_begun(messages, f"messages.{last}" if marked else "continue_final_message") if begun else (messages, "")
     )
-
-
-def read_model(body: dict[str, Any]) -> str:
-    model = body.get("model")
-    if not isinstance(model, str) or not model:
-        raise BadRequestError("model: must be a non-empty string.", param="model")
-    return model
-
-
-def read_stream(body: dict[str, Any]) -> bool:
-    stream = body.get("stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise BadRequestError("stream: must be true or false.", param="stream")
-    return bool(stream)
 
 
 def write_whole(answer: Answer) -> bytes:
     """The ``chat.completion`` object."""
-    return write_json(
+    return orjson.dumps(
         {
-            **_head(answer, "chat.completion"),
+            **write_head(answer, "chatcmpl", "chat.completion"),
             "choices": [
                 {
                     "index": index,
@@ -121,7 +122,7 @@ _OPENING = {"role": "assistant", "content": ""}
 
 async def write_events(answer: Answer) -> AsyncIterator[bytes]:
     """The ``chat.completion.chunk`` events."""
-    head = _head(answer, "chat.completion.chunk")
+    head = write_head(answer, "chatcmpl", "chat.completion.chunk")
     if answer.call.include_usage:
         head["usage"] = None
     begun = 0
@@ -144,9 +145,7 @@ async def write_events(answer: Answer) -> AsyncIterator[bytes]:
             elif not choice["delta"]:
                 continue
         yield write_event({**head, "choices": [choice]})
-    if answer.call.include_usage:
-        yield write_event({**head, "choices": [], "usage": write_usage(answer)})
-    yield b"data: [DONE]\n\n"
+    yield write_end(answer, head)
 
 
 def write_error(error: ServiceError) -> bytes:
@@ -157,7 +156,7 @@ def write_error(error: ServiceError) -> bytes:
         "param": error.param,
         "code": error.code.value,
     }
-    return write_json({"error": body})
+    return orjson.dumps({"error": body})
 
 
 def write_error_event(error: ServiceError) -> bytes:
@@ -165,7 +164,23 @@ def write_error_event(error: ServiceError) -> bytes:
 
 
 def write_event(data: dict[str, Any]) -> bytes:
-    return b"data: " + write_json(data) + b"\n\n"
+    return b"data: " + orjson.dumps(data) + b"\n\n"
+
+
+def write_head(answer: Answer, prefix: str, kind: str) -> dict[str, Any]:
+    """The fields that an answer and all its chunks share."""
+    return {
+        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": answer.call.model_name,
+    }
+
+
+def write_end(answer: Answer, head: dict[str, Any]) -> bytes:
+    """The end of a stream, with a count of tokens if the request asked for one."""
+    usage = write_event({**head, "choices": [], "usage": write_usage(answer)}) if answer.call.include_usage else b""
+    return usage + b"data: [DONE]\n\n"
 
 
 def write_usage(answer: Answer) -> dict[str, int]:
@@ -195,15 +210,6 @@ def write_logprobs(
     }
 
 
-def _head(answer: Answer, kind: str) -> dict[str, Any]:
-    return {
-        "id": f"chatcmpl-{uuid.uuid4().hex}",
-        "object": kind,
-        "created": int(time.time()),
-        "model": answer.call.model_name,
-    }
-
-
 def _message(parsed: ParsedMessage, aliases: Aliases) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content, "refusal": None}
     if parsed.reasoning:
@@ -230,11 +236,7 @@ def _delta(part: ParsedMessage, calls_before: int, aliases: Aliases) -> dict[str
 def _tool_call(call: ParsedToolCall, aliases: Aliases) -> dict[str, Any]:
     if call.name in aliases and (text := write_custom_input(call)) is not None:
         return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": text}}
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-
-
-def write_json(value: Any) -> bytes:
-    return orjson.dumps(value)
+    return write_call(call.id, call.name, call.arguments)
 
 
 CHAT = Surface("chat", read_call, write_whole, write_events, write_error, write_error_event)

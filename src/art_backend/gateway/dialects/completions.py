@@ -4,26 +4,24 @@ Text is tokenised once: what was sampled or served before is found again in the 
 tokenised. A prompt of ids is served as it is.
 """
 
-import time
-import uuid
-from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from collections.abc import AsyncIterator
+from itertools import accumulate
+from typing import Annotated, Any
 
-from art_backend.errors import BadRequestError
+import orjson
+from pydantic import Field, WithJsonSchema
+
 from art_backend.gateway.answers import Answer, Call, Completed, Part
-from art_backend.gateway.demands import read_words
-from art_backend.gateway.dialects import schemas
 from art_backend.gateway.dialects.chat import (
-    read_model,
-    read_stream,
+    write_end,
     write_error,
     write_error_event,
     write_event,
-    write_json,
+    write_head,
     write_usage,
 )
-from art_backend.gateway.dialects.chat_messages import read_flag
-from art_backend.gateway.dialects.fields import check_fields
+from art_backend.gateway.dialects.demands import read_words
+from art_backend.gateway.dialects.requests import OpenAIRequest, wrong
 from art_backend.gateway.dialects.responding import Surface
 from art_backend.gateway.sampling import plan_sampling
 from art_backend.gateway.sources import Text
@@ -32,40 +30,60 @@ DEFAULT_MAX_TOKENS = 16
 """The protocol's own default."""
 
 
+_IDS: dict[str, Any] = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"type": "integer", "minimum": 0, "exclusiveMaximum": 2**31},
+}
+_PROMPT: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "minItems": 1, "items": {"type": "string"}},
+        _IDS,
+        {"type": "array", "minItems": 1, "items": _IDS},
+    ]
+}
+
+
+class CompletionsRequest(OpenAIRequest):
+    """The fields of a request that are honoured."""
+
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
+    """Read by hand: there may be a million ids."""
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool | None = None
+    best_of: int | None = Field(None, ge=1)
+    add_special_tokens: bool | None = None
+
+
 def read_call(body: dict[str, Any], _: object = None) -> Call:
     """Normalise the body of a completions request.
 
     Raises:
         BadRequestError: A field has a wrong type or value; the message names it.
     """
-    check_fields(body, schemas.COMPLETIONS["properties"])
-    words, words_field = read_words(body, (body.get("response_format"), "response_format"), nested=True)
-    sources = [Text(prompt, words, words_field) for prompt in _read_prompts(body.get("prompt"))]
-    top = body.get("logprobs")
-    if top is not None and (not isinstance(top, int) or isinstance(top, bool) or not 0 <= top <= 20):
-        raise BadRequestError("logprobs: must be an integer between 0 and 20.", param="logprobs")
-    echo = read_flag(body, "echo")
-    if echo and top is not None:
-        raise BadRequestError("echo: log-probabilities of the prompt are not available.", param="echo")
-    if read_flag(body, "add_special_tokens") is False:
-        raise BadRequestError(
-            "add_special_tokens: false is not supported; send the prompt as ids.", param="add_special_tokens"
-        )
-    if body.get("best_of") not in (None, 1, body.get("n")):
-        raise BadRequestError("best_of: is not supported; ask for n and choose.", param="best_of")
-    fields = {**body, "logprobs": top is not None, "top_logprobs": top}
-    if body.get("max_tokens") is None:
-        fields["max_tokens"] = DEFAULT_MAX_TOKENS
-    options = body.get("stream_options")
-    if options is not None and not isinstance(options, dict):
-        raise BadRequestError("stream_options: must be an object.", param="stream_options")
+    request = CompletionsRequest.read(body)
+    if request.echo and request.logprobs is not None:
+        raise wrong("echo", "log-probabilities of the prompt are not available")
+    if request.add_special_tokens is False:
+        raise wrong("add_special_tokens", "false is not supported; send the prompt as ids")
+    if request.best_of not in (None, 1, request.n):
+        raise wrong("best_of", "is not supported; ask for n and choose")
+    words, words_field = read_words(request, request.response_format, "response_format")
     return Call(
-        model_name=read_model(body),
-        sources=sources,
-        plan=plan_sampling(fields),
-        stream=read_stream(body),
-        include_usage=bool((options or {}).get("include_usage")),
-        echo={"prompt": bool(echo)},
+        model_name=request.model,
+        sources=[Text(prompt, words, words_field) for prompt in _read_prompts(request.prompt)],
+        plan=plan_sampling(
+            request,
+            max_tokens=request.max_tokens or DEFAULT_MAX_TOKENS,
+            stop=request.stop,
+            n=request.n,
+            logprobs=request.logprobs is not None,
+            top_logprobs=request.logprobs,
+        ),
+        stream=bool(request.stream),
+        include_usage=request.include_usage,
+        echo={"prompt": bool(request.echo)},
     )
 
 
@@ -79,7 +97,7 @@ def _read_prompts(prompt: Any) -> list[str | list[int]]:
             return prompt
         if all(isinstance(item, list) and item and _are_ids(item) for item in prompt):
             return prompt
-    raise BadRequestError("prompt: must be a string, a list of token ids, or a list of either.", param="prompt")
+    raise wrong("prompt", "must be a string, a list of token ids, or a list of either")
 
 
 def _are_ids(values: list[Any]) -> bool:
@@ -93,12 +111,13 @@ def write_whole(answer: Answer) -> bytes:
         _choice(answer, index, _echo(answer, index) + one.message.content, one, 0)
         for index, one in enumerate(answer.completed)
     ]
-    return write_json({**_head(answer), "choices": choices, "usage": write_usage(answer)})
+    head = write_head(answer, "cmpl", "text_completion")
+    return orjson.dumps({**head, "choices": choices, "usage": write_usage(answer)})
 
 
 async def write_events(answer: Answer) -> AsyncIterator[bytes]:
     """The ``text_completion`` chunks."""
-    head = _head(answer)
+    head = write_head(answer, "cmpl", "text_completion")
     offsets = [0] * answer.call.choices
     begun: set[int] = set()
     async for index, news in answer.follow():
@@ -109,9 +128,7 @@ async def write_events(answer: Answer) -> AsyncIterator[bytes]:
         if isinstance(news, Completed) or text or (answer.call.plan.logprobs and news.ids):
             yield write_event({**head, "choices": [_choice(answer, index, text, news, offsets[index])]})
         offsets[index] += len(text)
-    if answer.call.include_usage:
-        yield write_event({**head, "choices": [], "usage": write_usage(answer)})
-    yield b"data: [DONE]\n\n"
+    yield write_end(answer, head)
 
 
 def _choice(answer: Answer, index: int, text: str, what: Completed | Part, offset: int) -> dict[str, Any]:
@@ -141,16 +158,8 @@ def _logprobs(answer: Answer, what: Completed | Part, offset: int) -> dict[str, 
         "tokens": tokens,
         "token_logprobs": list(what.logprobs),
         "top_logprobs": [{name(i): logprob for i, logprob in top} for top in what.top_logprobs],
-        "text_offset": _offsets(tokens, offset),
+        "text_offset": list(accumulate(map(len, tokens), initial=offset))[:-1],
     }
-
-
-def _offsets(tokens: Sequence[str], start: int) -> list[int]:
-    offsets: list[int] = []
-    for token in tokens:
-        offsets.append(start)
-        start += len(token)
-    return offsets
 
 
 def _echo(answer: Answer, index: int) -> str:
@@ -160,15 +169,6 @@ def _echo(answer: Answer, index: int) -> str:
     source = answer.call.sources[index // answer.call.plan.n]
     assert isinstance(source, Text)
     return source.prompt if isinstance(source.prompt, str) else answer.model.renderer.detokenizer.decode(source.prompt)
-
-
-def _head(answer: Answer) -> dict[str, Any]:
-    return {
-        "id": f"cmpl-{uuid.uuid4().hex}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": answer.call.model_name,
-    }
 
 
 COMPLETIONS = Surface("completions", read_call, write_whole, write_events, write_error, write_error_event)

@@ -7,7 +7,7 @@ left out, and so are toolsets, whose results are screenshots.
 import re
 from typing import Any
 
-from art_backend.errors import BadRequestError
+from art_backend.gateway.dialects.requests import wrong
 from art_backend.gateway.dialects.toolbox import Toolbox, describe, read_list, read_name, read_parameters
 
 _EDITION = re.compile(r"_\d{8}$")
@@ -85,35 +85,31 @@ _BUILTINS = {
 }
 
 
-def read_tools(value: Any) -> Toolbox:
+def read_tools(tools: list[dict[str, Any]] | None) -> Toolbox:
     """Read the ``tools`` of a messages request.
 
     Raises:
         BadRequestError: A tool has a wrong shape or an unknown type; the error names it.
     """
     box = Toolbox()
-    for i, tool in enumerate(read_list(value, "tools")):
+    for i, tool in enumerate(read_list(tools, "tools")):
         where, kind = f"tools.{i}", _EDITION.sub("", tool.get("type") or "custom")
         if kind in _SERVED:
             continue
         if kind == "custom":
-            name = read_name(tool, where)
-            schema = read_parameters(tool.get("input_schema"), f"{where}.input_schema")
+            description, schema = tool.get("description") or "", read_parameters(tool, "input_schema", where)
             if not schema:
-                raise BadRequestError(
-                    f"{where}.input_schema: must be a non-empty object.", param=f"{where}.input_schema"
-                )
-            function = describe(name, tool.get("description") or "", schema)
+                raise wrong(f"{where}.input_schema", "must be a non-empty object")
         elif kind in _BUILTINS:
             description, schema = _BUILTINS[kind]
             if kind == "computer":
                 width, height = tool.get("display_width_px"), tool.get("display_height_px")
                 description += f" The screen has {width} x {height} pixels."
-            function = describe(read_name(tool, where), description, schema)
         else:
-            raise BadRequestError(
-                f"{where}.type: tools of type {tool['type']!r} are unknown; declare it as 'custom', with an input_schema.",
-                param=f"{where}.type",
+            raise wrong(
+                f"{where}.type",
+                f"tools of type {tool['type']!r} are unknown; declare it as 'custom', with an input_schema",
             )
+        function = describe(read_name(tool, where), description, schema)
         box.add(function, f"{where}.input_schema", strict=tool.get("strict") is True)
     return box

@@ -5,21 +5,18 @@ A message carries ``art: {turn, rollout, policy_version}``; in a stream the ``me
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
 import orjson
+from pydantic import Field
 
 from art_backend.errors import BadRequestError, ServiceError
 from art_backend.gateway.answers import Answer, Call, Completed
-from art_backend.gateway.demands import read_form, read_words
-from art_backend.gateway.dialects import schemas
-from art_backend.gateway.dialects.chat import read_model, read_stream, write_json
-from art_backend.gateway.dialects.chat_messages import join_text, read_system, read_template_arguments, split_begun
-from art_backend.gateway.dialects.fields import check_fields
+from art_backend.gateway.dialects.chat_messages import join_text, read_system, split_begun, write_call
+from art_backend.gateway.dialects.demands import read_form, read_words
 from art_backend.gateway.dialects.message_tools import read_tools
+from art_backend.gateway.dialects.requests import ConversationRequest, Messages, take, wrong
 from art_backend.gateway.dialects.responding import Surface
-from art_backend.gateway.dialects.toolbox import Toolbox
-from art_backend.gateway.form import Form
 from art_backend.gateway.sampling import plan_sampling
 from art_backend.gateway.sources import Conversation
 from art_backend.tokens.parse import ParsedMessage
@@ -35,12 +32,33 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-_NAMES = {"stop": "stop_sequences"}
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 class ThreadUnsupportedError(BadRequestError):
     """History that stays on the server is not kept; clients fall back to sending it."""
+
+
+class _PromptRequest(ConversationRequest):
+    messages: Messages
+    system: str | list[Any] | None = None
+    stop_sequences: Annotated[list[str], Field(max_length=4096)] | None = None
+    tool_choice: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None
+    """``output_config.format``, as the protocol's beta called it."""
+
+
+class MessagesRequest(_PromptRequest):
+    """The fields of a request that are honoured."""
+
+    max_tokens: int = Field(ge=1)
+
+
+class CountRequest(_PromptRequest):
+    """The same for a count, which samples nothing."""
+
+    max_tokens: int | None = Field(None, ge=1)
 
 
 def read_call(body: dict[str, Any], _: object = None) -> Call:
@@ -49,66 +67,49 @@ def read_call(body: dict[str, Any], _: object = None) -> Call:
     Raises:
         BadRequestError: A field has a wrong type or value; the message names it.
     """
-    call = read_count(body)
-    if body.get("max_tokens") is None:
-        raise BadRequestError("max_tokens: Field required.", param="max_tokens")
-    stop = body.get("stop_sequences")
-    if stop is not None and not isinstance(stop, list):
-        raise BadRequestError("stop_sequences: must be a list of strings.", param="stop_sequences")
-    call.plan = plan_sampling({**body, "stop": stop}, _NAMES)
-    call.stream = read_stream(body)
-    return call
+    return _read(body, MessagesRequest)
 
 
 def read_count(body: dict[str, Any]) -> Call:
-    """Normalise the body of a count: what a request says, without how it is sampled."""
+    """Normalise the body of a count, which need not say ``max_tokens``."""
+    return _read(body, CountRequest)
+
+
+def _read(body: dict[str, Any], kind: type[MessagesRequest | CountRequest]) -> Call:
     if body.get("thread") is not None:
         raise ThreadUnsupportedError("thread: is not supported; send the whole history.", param="thread")
-    check_fields(body, schemas.MESSAGES["properties"])
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise BadRequestError("messages: must be a non-empty list.", param="messages")
-    read: list[Message] = []
-    if system := read_system(body.get("system"), "system"):
-        read.append({"role": "system", "content": system})
-    for i, message in enumerate(messages):
-        read += _read_message(message, f"messages.{i}")
-    read, begun = (
-        split_begun(read, f"messages.{len(messages) - 1}") if messages[-1]["role"] == "assistant" else (read, "")
-    )
-    tools = read_tools(body.get("tools"))
-    source = Conversation(read, tools.functions or None, _read_form(body, tools), read_template_arguments(body), begun)
-    return Call(read_model(body), [source], plan_sampling({}), stream=False)
-
-
-def _read_form(body: dict[str, Any], tools: Toolbox) -> Form:
-    choice, config = body.get("tool_choice"), body.get("output_config")
-    if not isinstance(choice, dict | None):
-        raise BadRequestError("tool_choice: must be an object.", param="tool_choice")
-    if not isinstance(config, dict | None):
-        raise BadRequestError("output_config: must be an object.", param="output_config")
-    wanted, field = (config or {}).get("format"), "output_config.format"
-    if wanted is None:
-        wanted, field = body.get("output_format"), "output_format"  # its name in the protocol's beta
-    words = read_words(body, (wanted, field), nested=False)
-    return read_form(
-        choice,
-        tools,
-        words=words,
-        parallel=not (choice or {}).get("disable_parallel_tool_use"),
+    request = kind.read(body)
+    messages: list[Message] = []
+    if system := read_system(request.system, "system"):
+        messages.append({"role": "system", "content": system})
+    for i, message in enumerate(request.messages):
+        messages += _read_message(message, f"messages.{i}")
+    begun = ""
+    if request.messages[-1]["role"] == "assistant":
+        messages, begun = split_begun(messages, f"messages.{len(request.messages) - 1}")
+    tools, choice = read_tools(request.tools), request.tool_choice or {}
+    if (shape := (request.output_config or {}).get("format")) is not None:
+        words = read_words(request, shape, "output_config.format")
+    else:
+        words = read_words(request, request.output_format, "output_format")
+    parallel = not choice.get("disable_parallel_tool_use")
+    form = read_form(request.tool_choice, tools, words, parallel=parallel)
+    return Call(
+        request.model,
+        [Conversation(messages, tools.functions or None, form, request.chat_template_kwargs or {}, begun)],
+        plan_sampling(request, max_tokens=request.max_tokens, stop=request.stop_sequences),
+        stream=bool(request.stream),
     )
 
 
-def _read_message(message: Any, where: str) -> list[Message]:
-    if not isinstance(message, dict):
-        raise BadRequestError(f"{where}: must be an object.", param=where)
+def _read_message(message: dict[str, Any], where: str) -> list[Message]:
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
-        raise BadRequestError(f"{where}.role: must be 'user' or 'assistant'.", param=f"{where}.role")
+        raise wrong(f"{where}.role", "must be 'user' or 'assistant'")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     if not isinstance(content, list):
-        raise BadRequestError(f"{where}.content: must be a string or a list of blocks.", param=f"{where}.content")
+        raise wrong(f"{where}.content", "must be a string or a list of blocks")
     blocks = [_check_block(block, f"{where}.content.{i}") for i, block in enumerate(content)]
     return _read_assistant(blocks) if role == "assistant" else _read_others(role, blocks)
 
@@ -131,12 +132,11 @@ def _check_block(block: Any, where: str) -> dict[str, Any]:
     kind = str(block.get("type")) if isinstance(block, dict) else ""
     served = kind.endswith("_tool_result")
     if not served and kind not in _BLOCKS:
-        raise BadRequestError(f"{where}.type: must be one of {', '.join(_BLOCKS)}.", param=f"{where}.type")
+        raise wrong(f"{where}.type", f"must be one of {', '.join(_BLOCKS)}")
     if kind in _CALLS:
         block = {**block, "input": read_arguments(block.get("input"))}
     for name, expected in _BLOCKS["tool_result" if served else kind].items():
-        if not isinstance(block.get(name), expected):
-            raise BadRequestError(f"{where}.{name}: must be of type {expected.__name__}.", param=f"{where}.{name}")
+        take(block, name, expected, where)
     if served:
         return {**block, "content": _read_served(block.get("content"))}
     if kind == "tool_result":
@@ -181,17 +181,10 @@ def _read_said(blocks: list[dict[str, Any]]) -> Message:
     message: Message = {"role": "assistant", "content": "".join(b["text"] for b in blocks if b["type"] == "text")}
     if reasoning := "".join(block["thinking"] for block in blocks if block["type"] == "thinking"):
         message["reasoning_content"] = reasoning
-    calls = [
-        {
-            "id": block["id"],
-            "type": "function",
-            "function": {"name": block["name"], "arguments": json.dumps(block["input"], ensure_ascii=False)},
-        }
-        for block in blocks
-        if block["type"] in _CALLS
-    ]
-    if calls:
-        message["tool_calls"] = calls
+    if calls := [block for block in blocks if block["type"] in _CALLS]:
+        message["tool_calls"] = [
+            write_call(call["id"], call["name"], json.dumps(call["input"], ensure_ascii=False)) for call in calls
+        ]
     return message
 
 
@@ -212,7 +205,7 @@ def _read_others(role: str, blocks: list[dict[str, Any]]) -> list[Message]:
 def write_whole(answer: Answer) -> bytes:
     """The ``message`` object."""
     (one,) = answer.completed
-    return write_json(
+    return orjson.dumps(
         {
             **_head(answer),
             "content": _blocks(one.message),
@@ -314,23 +307,19 @@ def _usage(answer: Answer, sampled: int) -> dict[str, int]:
 
 
 def _event(kind: str, **data: Any) -> bytes:
-    return b"event: " + kind.encode() + b"\ndata: " + write_json({"type": kind, **data}) + b"\n\n"
+    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **data}) + b"\n\n"
 
 
 def write_error(error: ServiceError) -> bytes:
     """Anthropic's error object."""
-    return write_json(_error(error))
+    body: dict[str, Any] = {"type": _TYPES.get(error.status, "api_error"), "message": error.message}
+    if isinstance(error, ThreadUnsupportedError):
+        body["details"] = {"error_code": "thread_unsupported_request"}
+    return orjson.dumps({"type": "error", "error": body})
 
 
 def write_error_event(error: ServiceError) -> bytes:
     return b"event: error\ndata: " + write_error(error) + b"\n\n"
-
-
-def _error(error: ServiceError) -> dict[str, Any]:
-    body: dict[str, Any] = {"type": _TYPES.get(error.status, "api_error"), "message": error.message}
-    if isinstance(error, ThreadUnsupportedError):
-        body["details"] = {"error_code": "thread_unsupported_request"}
-    return {"type": "error", "error": body}
 
 
 MESSAGES = Surface("messages", read_call, write_whole, write_events, write_error, write_error_event)

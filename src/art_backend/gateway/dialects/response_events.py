@@ -2,8 +2,9 @@
 
 from typing import Any
 
+import orjson
+
 from art_backend.gateway.answers import Completed
-from art_backend.gateway.dialects.chat import write_json
 from art_backend.gateway.dialects.response_items import write_calls, write_message, write_reasoning
 from art_backend.gateway.dialects.toolbox import Aliases
 from art_backend.tokens.parse import ParsedMessage
@@ -28,7 +29,7 @@ class EventWriter:
     def event(self, kind: str, **data: Any) -> bytes:
         """One event, with the next number."""
         self._number += 1
-        body = write_json({"type": kind, "sequence_number": self._number, **data})
+        body = orjson.dumps({"type": kind, "sequence_number": self._number, **data})
         return b"event: " + kind.encode() + b"\ndata: " + body + b"\n\n"
 
     def write(self, part: ParsedMessage) -> list[bytes]:

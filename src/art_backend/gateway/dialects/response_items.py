@@ -6,9 +6,9 @@ The ids of output items hold the id of their turn, so that a reference to one ca
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from art_backend.errors import BadRequestError
 from art_backend.gateway.answers import Completed
 from art_backend.gateway.dialects.chat_messages import join_text, read_system
+from art_backend.gateway.dialects.requests import take, wrong
 from art_backend.gateway.dialects.response_tools import (
     CALLS,
     OUTPUTS,
@@ -46,10 +46,8 @@ class ItemReader:
             BadRequestError: It has a wrong type or value; the error names it.
         """
         if not isinstance(item, dict):
-            raise BadRequestError(f"{where}: must be an object.", param=where)
-        kind = item.get("type", "message")
-        if not isinstance(kind, str):
-            raise BadRequestError(f"{where}.type: must be a string.", param=f"{where}.type")
+            raise wrong(where, "must be an object")
+        kind = take(item, "type", str, where) if "type" in item else "message"
         if kind == "item_reference":
             self._refer(item.get("id"), where)
         elif kind == "message":
@@ -68,7 +66,7 @@ class ItemReader:
             self._call(str(item.get("id") or ""), function)
             self._append({"role": "tool", "tool_call_id": str(item.get("id") or ""), "content": output})
         elif kind not in _SILENT:
-            raise BadRequestError(f"{where}.type: items of type {kind!r} are not supported.", param=f"{where}.type")
+            raise wrong(f"{where}.type", f"items of type {kind!r} are not supported")
 
     def _read_message(self, item: dict[str, Any], where: str) -> None:
         role = item.get("role")
@@ -80,20 +78,20 @@ class ItemReader:
         elif role in ("user", "system", "developer"):
             self._append({"role": "user" if role == "user" else "system", "content": content})
         else:
-            where = f"{where}.role"
-            raise BadRequestError(f"{where}: must be 'user', 'assistant', 'system' or 'developer'.", param=where)
+            raise wrong(f"{where}.role", "must be 'user', 'assistant', 'system' or 'developer'")
 
     def _read_call(self, item: dict[str, Any], where: str) -> None:
-        call_id = _read_call_id(item.get("call_id"), where)
+        call_id = take(item, "call_id", str, where)
         if isinstance(item.get("id"), str):
             self._call_ids[item["id"]] = call_id
         self._call(call_id, read_call(item, where))
 
     def _read_output(self, item: dict[str, Any], where: str) -> None:
-        call_id = item.get("call_id")
-        if call_id is None and isinstance(item.get("id"), str):
+        if item.get("call_id") is None and isinstance(item.get("id"), str):
             call_id = self._call_ids.get(item["id"], item["id"])
-        message = {"role": "tool", "tool_call_id": _read_call_id(call_id, where), "content": read_output(item, where)}
+        else:
+            call_id = take(item, "call_id", str, where)
+        message = {"role": "tool", "tool_call_id": call_id, "content": read_output(item, where)}
         if item["type"] == "tool_search_output":
             loaded = Toolbox()
             read_tools(loaded, item.get("tools"), f"{where}.tools")
@@ -108,10 +106,7 @@ class ItemReader:
         kind, turn_id, number = split_item_id(item_id if isinstance(item_id, str) else "")
         turn = self._find_turn(turn_id)
         if turn is None:
-            raise BadRequestError(
-                f"{where}.id: no item {item_id!r} of this rollout is known. Send the items themselves.",
-                param=f"{where}.id",
-            )
+            raise wrong(f"{where}.id", f"no item {item_id!r} of this rollout is known. Send the items themselves")
         message = turn.message
         if kind == "rs":
             self._current(fresh=True)["reasoning_content"] = message.get("reasoning_content", "")
@@ -121,7 +116,7 @@ class ItemReader:
         else:
             calls = {str(index): call for index, call in enumerate(message.get("tool_calls", []))}
             if number not in calls:
-                raise BadRequestError(f"{where}.id: no item {item_id!r} is known.", param=f"{where}.id")
+                raise wrong(f"{where}.id", f"no item {item_id!r} is known")
             self._current(fresh=False).setdefault("tool_calls", []).append(calls[number])
 
     def _current(self, *, fresh: bool) -> Message:
@@ -139,12 +134,6 @@ class ItemReader:
 
 _SILENT = {"mcp_list_tools", "mcp_approval_request", "mcp_approval_response"}
 """Types of items that are between a caller and OpenAI."""
-
-
-def _read_call_id(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise BadRequestError(f"{where}.call_id: must be a string.", param=f"{where}.call_id")
-    return value
 
 
 def _read_reasoning(item: dict[str, Any], where: str) -> str:
@@ -196,27 +185,3 @@ def write_items(turn_id: str, one: Completed, aliases: Aliases, logprobs: Sequen
         status = "incomplete" if one.finish_reason == "length" else "completed"
         items.append(write_message(turn_id, message.content, status, logprobs))
     return items + write_calls(turn_id, message.tool_calls, aliases)
-
-
-def write_input_items(turn_id: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The items of a conversation, as they are listed for a response that answered it."""
-    items: list[dict[str, Any]] = []
-
-    def add(kind: str, prefix: str, **data: Any) -> None:
-        items.append({"type": kind, "id": f"{prefix}_{turn_id}_input_{len(items)}", "status": "completed", **data})
-
-    for message in messages:
-        role, content = message["role"], message["content"]
-        if role == "tool":
-            add("function_call_output", "fco", call_id=message.get("tool_call_id", ""), output=content)
-        elif role != "assistant":
-            add("message", "msg", role=role, content=[{"type": "input_text", "text": content}])
-        else:
-            if reasoning := message.get("reasoning_content"):
-                add("reasoning", "rs", summary=[], content=[{"type": "reasoning_text", "text": reasoning}])
-            if content:
-                part = {"type": "output_text", "text": content, "annotations": [], "logprobs": []}
-                add("message", "msg", role="assistant", content=[part])
-            for call in message.get("tool_calls", ()):
-                add("function_call", "fc", call_id=call["id"], **call["function"])
-    return items

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from art_backend.errors import BadRequestError
 from art_backend.gateway.dialects.chat_messages import join_text
+from art_backend.gateway.dialects.requests import take, wrong
 from art_backend.gateway.dialects.toolbox import (
     Alias,
     Toolbox,
@@ -124,7 +124,7 @@ def _read_tool(box: Toolbox, tool: dict[str, Any], where: str, namespace: str | 
             _read_tool(box, inner, f"{where}.tools.{i}", read_name(tool, where))
     elif kind == "function":
         name = read_name(tool, where)
-        parameters = read_parameters(tool.get("parameters"), f"{where}.parameters")
+        parameters = read_parameters(tool, "parameters", where)
         function = describe(join(namespace, name), tool.get("description") or "", parameters)
         alias = Alias("function", name, namespace) if namespace else None
         box.add(function, f"{where}.parameters", strict=tool.get("strict") is True, alias=alias)
@@ -132,17 +132,14 @@ def _read_tool(box: Toolbox, tool: dict[str, Any], where: str, namespace: str | 
         name = read_name(tool, where)
         box.add(describe_custom(join(namespace, name), tool), where, alias=Alias("custom", name, namespace))
     elif kind == "tool_search":
-        parameters = read_parameters(tool.get("parameters"), f"{where}.parameters")
+        parameters = read_parameters(tool, "parameters", where)
         box.add(describe(kind, tool.get("description") or "", parameters), where, alias=Alias(kind, kind))
     elif kind in _BUILTINS:
         builtin = _BUILTINS[kind]
         schema = _plain(builtin.arguments.model_json_schema())
         box.add(describe(kind, builtin.description, schema), where, alias=Alias(kind, kind))
     else:
-        raise BadRequestError(
-            f"{where}.type: tools of type {kind!r} are unknown; declare it as 'function' or 'custom'.",
-            param=f"{where}.type",
-        )
+        raise wrong(f"{where}.type", f"tools of type {kind!r} are unknown; declare it as 'function' or 'custom'")
 
 
 def _is_served(tool: dict[str, Any]) -> bool:
@@ -220,18 +217,16 @@ def read_call(item: dict[str, Any], where: str) -> dict[str, Any]:
     if kind == "tool_search_call":
         return {"name": "tool_search", "arguments": _dump(item.get("arguments") or {})}
     if kind in ("function_call", "custom_tool_call"):
-        name = _text(item, "name", where)
+        name = take(item, "name", str, where)
         if kind == "function_call":
-            arguments = _text(item, "arguments", where)
+            arguments = take(item, "arguments", str, where)
         else:
-            arguments = _dump({"input": _text(item, "input", where)})
-        namespace = _text(item, "namespace", where) if item.get("namespace") is not None else None
+            arguments = _dump({"input": take(item, "input", str, where)})
+        namespace = take(item, "namespace", str, where) if item.get("namespace") is not None else None
         return {"name": join(namespace, name), "arguments": arguments}
     name = kind.removesuffix("_call")
     builtin = _BUILTINS[name]
-    content = item.get(builtin.holder)
-    if not isinstance(content, dict):
-        raise BadRequestError(f"{where}.{builtin.holder}: must be an object.", param=f"{where}.{builtin.holder}")
+    content = take(item, builtin.holder, dict, where)
     given = {key: value for key, value in content.items() if value not in (None, {}) and key not in builtin.extra}
     return {"name": name, "arguments": _dump(given)}
 
@@ -247,7 +242,7 @@ def read_output(item: dict[str, Any], where: str) -> str:
         case "tool_search_output":
             return _dump(item.get("tools"))
         case "apply_patch_call_output":
-            return "\n".join(filter(None, [_text(item, "status", where), join_text(output, f"{where}.output")]))
+            return "\n".join(filter(None, [take(item, "status", str, where), join_text(output, f"{where}.output")]))
         case "shell_call_output" if isinstance(output, list):
             return "\n".join(_read_chunk(chunk, f"{where}.output.{i}") for i, chunk in enumerate(output))
         case _:
@@ -257,12 +252,12 @@ def read_output(item: dict[str, Any], where: str) -> str:
 def _read_chunk(chunk: Any, where: str) -> str:
     """Read the output of a shell command, and how it ended unless it succeeded."""
     if not isinstance(chunk, dict):
-        raise BadRequestError(f"{where}: must be an object.", param=where)
+        raise wrong(where, "must be an object")
     outcome = chunk.get("outcome")
     how = outcome if isinstance(outcome, dict) else {}
     code = how.get("exit_code")
     ending = "timeout" if how.get("type") == "timeout" else f"exit code {code}" if code else ""
-    return "\n".join(filter(None, [_text(chunk, "stdout", where), _text(chunk, "stderr", where), ending]))
+    return "\n".join(filter(None, [take(chunk, "stdout", str, where), take(chunk, "stderr", str, where), ending]))
 
 
 def read_served(item: dict[str, Any]) -> tuple[dict[str, Any], str] | None:
@@ -281,10 +276,3 @@ def read_served(item: dict[str, Any]) -> tuple[dict[str, Any], str] | None:
 
 def _dump(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _text(holder: dict[str, Any], name: str, where: str) -> str:
-    value = holder.get(name)
-    if not isinstance(value, str):
-        raise BadRequestError(f"{where}.{name}: must be a string.", param=f"{where}.{name}")
-    return value

@@ -5,27 +5,27 @@ the tree holds the conversation before it. A response carries ``art: {turn, roll
 """
 
 import time
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Annotated, Any
 
-from art_backend.errors import BadRequestError, ContextOverflowError, ServiceError
+import orjson
+from pydantic import Field, WithJsonSchema
+
+from art_backend.errors import ContextOverflowError, ServiceError
 from art_backend.gateway.answers import Answer, Call, Completed
-from art_backend.gateway.demands import read_form, read_words
-from art_backend.gateway.dialects import schemas
-from art_backend.gateway.dialects.chat import read_model, read_stream, write_error, write_json, write_logprobs
-from art_backend.gateway.dialects.chat_messages import read_flag, read_system, read_template_arguments
-from art_backend.gateway.dialects.fields import check_fields
+from art_backend.gateway.dialects.chat import write_error, write_logprobs
+from art_backend.gateway.dialects.chat_messages import read_system
+from art_backend.gateway.dialects.demands import read_form, read_words
+from art_backend.gateway.dialects.requests import MESSAGE_SCHEMA, ConversationRequest, Stop, wrong
 from art_backend.gateway.dialects.responding import Surface
 from art_backend.gateway.dialects.response_events import EventWriter
 from art_backend.gateway.dialects.response_items import FindTurn, ItemReader, write_items
 from art_backend.gateway.dialects.response_tools import read_choice, read_tools
 from art_backend.gateway.dialects.toolbox import Toolbox
-from art_backend.gateway.form import Form
 from art_backend.gateway.sampling import plan_sampling
 from art_backend.gateway.sources import Conversation
 from art_backend.tokens.render import Message
 
-_NAMES = {"max_tokens": "max_output_tokens"}
 _LOGPROBS = "message.output_text.logprobs"
 _ECHOED: dict[str, Any] = {
     "instructions": None,
@@ -46,86 +46,85 @@ _ECHOED: dict[str, Any] = {
 """Fields of a request that its response repeats, with their defaults."""
 
 
+_ITEM = {
+    "anyOf": [MESSAGE_SCHEMA, {"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}}}]
+}
+
+
+class ResponsesRequest(ConversationRequest):
+    """The fields of a request that are honoured."""
+
+    input: str | list[Annotated[Any, WithJsonSchema(_ITEM)]] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    max_output_tokens: int | None = Field(None, ge=1)
+    stop: Stop = None
+    metadata: Any = None
+    store: bool | None = None
+
+
 def read_call(body: dict[str, Any], find_turn: FindTurn) -> Call:
     """Normalise the body of a responses request.
 
     Raises:
         BadRequestError: A field has a wrong type or value; the message names it.
     """
-    check_fields(body, schemas.RESPONSES["properties"])
+    request = ResponsesRequest.read(body)
     tools = Toolbox()
-    read_tools(tools, body.get("tools"), "tools")
-    messages = _read_messages(body, find_turn, tools)
-    include = body.get("include") or []
-    if not isinstance(include, list):
-        raise BadRequestError("include: must be a list.", param="include")
-    fields = {**body, "max_tokens": body.get("max_output_tokens"), "logprobs": wants_logprobs(include)}
+    read_tools(tools, request.tools, "tools")
+    messages = _read_messages(request, find_turn, tools)
+    words = read_words(request, (request.text or {}).get("format"), "text.format")
+    form = read_form(read_choice(request.tool_choice), tools, words, parallel=request.parallel_tool_calls)
     return Call(
-        model_name=read_model(body),
-        sources=[
-            Conversation(messages, tools.functions or None, _read_form(body, tools), read_template_arguments(body))
-        ],
-        plan=plan_sampling(fields, _NAMES),
-        stream=read_stream(body),
+        model_name=request.model,
+        sources=[Conversation(messages, tools.functions or None, form, request.chat_template_kwargs or {})],
+        plan=plan_sampling(
+            request,
+            max_tokens=request.max_output_tokens,
+            stop=request.stop,
+            logprobs=wants_logprobs(request.include or ()),
+            top_logprobs=request.top_logprobs,
+        ),
+        stream=bool(request.stream),
         echo={
             "created_at": int(time.time()),
             **{name: default if body.get(name) is None else body[name] for name, default in _ECHOED.items()},
         },
-        keep=read_flag(body, "store") is not False,
+        keep=request.store is not False,
         aliases=tools.aliases,
     )
 
 
-def wants_logprobs(include: Any) -> bool:
+def wants_logprobs(include: Sequence[str]) -> bool:
     """Whether ``include`` asks for the log-probabilities of what was said."""
     return _LOGPROBS in include
 
 
-def _read_form(body: dict[str, Any], tools: Toolbox) -> Form:
-    text = body.get("text")
-    if not isinstance(text, dict | None):
-        raise BadRequestError("text: must be an object.", param="text")
-    words = read_words(body, ((text or {}).get("format"), "text.format"), nested=False)
-    return read_form(
-        read_choice(body.get("tool_choice")),
-        tools,
-        words=words,
-        parallel=read_flag(body, "parallel_tool_calls"),
-    )
-
-
-def _read_messages(body: dict[str, Any], find_turn: FindTurn, tools: Toolbox) -> list[Message]:
-    instructions, previous, given = body.get("instructions"), body.get("previous_response_id"), body.get("input")
-    if not isinstance(instructions, str | None):
-        raise BadRequestError("instructions: must be a string.", param="instructions")
+def _read_messages(request: ResponsesRequest, find_turn: FindTurn, tools: Toolbox) -> list[Message]:
     reader = ItemReader(find_turn, tools)
-    if previous is not None:
+    if (previous := request.previous_response_id) is not None:
+        turn = find_turn(previous.removeprefix("resp_"))
+        if turn is None:
+            raise wrong(
+                "previous_response_id",
+                f"no response {previous!r} of this rollout is known. Responses are found with the key of their rollout, or of "
+                "their model; otherwise send the whole input",
+            )
         # the instructions of an earlier response do not carry over
-        history = _find_history(previous, find_turn)
-        reader.messages += [message for message in history if not message.get("instructions")]
-    if isinstance(given, str):
-        reader.read({"role": "user", "content": given}, "input")
-    elif isinstance(given, list):
-        for i, item in enumerate(given):
-            reader.read(item, f"input.{i}")
-    elif given is not None:
-        raise BadRequestError("input: must be a string or a list of items.", param="input")
+        reader.messages += [message for message in turn.path_messages() if not message.get("instructions")]
+    given = request.input
+    for i, item in enumerate([{"role": "user", "content": given}] if isinstance(given, str) else given or ()):
+        reader.read(item, f"input.{i}")
     if not reader.messages:
-        raise BadRequestError("input: must not be empty.", param="input")
-    if system := read_system(instructions, "instructions"):
+        raise wrong("input", "must not be empty")
+    if system := read_system(request.instructions, "instructions"):
         return [{"role": "system", "content": system, "instructions": True}, *reader.messages]
     return reader.messages
-
-
-def _find_history(response_id: Any, find_turn: FindTurn) -> list[Message]:
-    turn = find_turn(response_id.removeprefix("resp_")) if isinstance(response_id, str) else None
-    if turn is None:
-        raise BadRequestError(
-            f"previous_response_id: no response {response_id!r} of this rollout is known. Responses are found with the key "
-            "of their rollout, or of their model; otherwise send the whole input.",
-            param="previous_response_id",
-        )
-    return turn.path_messages()
 
 
 def write_whole(answer: Answer) -> bytes:
@@ -137,7 +136,7 @@ def write_whole(answer: Answer) -> bytes:
     (one,) = answer.completed
     if one.overflow:
         raise _overflow(answer)
-    return write_json(_finished(answer, one))
+    return orjson.dumps(_finished(answer, one))
 
 
 async def write_events(answer: Answer) -> AsyncIterator[bytes]:
@@ -150,7 +149,9 @@ async def write_events(answer: Answer) -> AsyncIterator[bytes]:
             for kind in ("response.created", "response.in_progress"):
                 yield writer.event(kind, response=_response(answer, "in_progress", []))
         if isinstance(news, Completed) and news.overflow:
-            yield writer.event("response.failed", response=_failed(answer))
+            error = _overflow(answer)
+            failed = {**_response(answer, "failed", []), "error": {"code": error.code.value, "message": error.message}}
+            yield writer.event("response.failed", response=failed)
         elif isinstance(news, Completed):
             for event in writer.finish(news):
                 yield event
@@ -166,12 +167,9 @@ def _finished(answer: Answer, one: Completed) -> dict[str, Any]:
     if answer.call.plan.logprobs:
         logprobs = write_logprobs(answer.model, one.ids, one.logprobs, one.top_logprobs)["content"]
     cut = one.finish_reason == "length"
+    items = write_items(answer.turn_ids[0], one, answer.call.aliases, logprobs)
     return {
-        **_response(
-            answer,
-            "incomplete" if cut else "completed",
-            write_items(answer.turn_ids[0], one, answer.call.aliases, logprobs),
-        ),
+        **_response(answer, "incomplete" if cut else "completed", items),
         "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
         "usage": {
             "input_tokens": answer.prompt_tokens,
@@ -186,14 +184,6 @@ def _finished(answer: Answer, one: Completed) -> dict[str, Any]:
 
 def _overflow(answer: Answer) -> ContextOverflowError:
     return ContextOverflowError(answer.model.max_sequence_length, "input")
-
-
-def _failed(answer: Answer) -> dict[str, Any]:
-    error = _overflow(answer)
-    return {
-        **_response(answer, "failed", []),
-        "error": {"code": error.code.value, "message": error.message},
-    }
 
 
 def _response(answer: Answer, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
@@ -213,7 +203,7 @@ def _response(answer: Answer, status: str, output: list[dict[str, Any]]) -> dict
 def write_error_event(error: ServiceError) -> bytes:
     """The ``error`` event, with the error object that the SDKs raise."""
     told = {"type": "error", "code": error.code.value, "message": error.message, "param": error.param}
-    body = write_json({**told, "sequence_number": 0})
+    body = orjson.dumps({**told, "sequence_number": 0})
     return b"event: error\ndata: " + body[:-1] + b"," + write_error(error)[1:] + b"\n\n"
 
 

@@ -1,4 +1,4 @@
-"""Responses that were answered before: told again, listed, forgotten.
+"""Responses that were answered before: retrieved, deleted.
 
 A response is its turn, as it was captured, and what it repeats of its request, which is stored beside the turn unless the request
 said ``store: false``. So it is there for as long as the turn is kept, also after a restart. Forgetting a response leaves its turn,
@@ -12,19 +12,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from art_backend.errors import BadRequestError, NotFoundError
+from art_backend.errors import NotFoundError
 from art_backend.gateway.answers import Answer
+from art_backend.gateway.dialects.requests import request_body, wrong
 from art_backend.gateway.dialects.responding import AnswerResponse, ErrorResponse, tell
-from art_backend.gateway.dialects.response_items import write_input_items
-from art_backend.gateway.dialects.responses import RESPONSES, read_call, wants_logprobs
-from art_backend.gateway.dialects.schemas import RESPONSES as RESPONSES_SCHEMA
-from art_backend.gateway.dialects.schemas import request_body
+from art_backend.gateway.dialects.responses import RESPONSES, ResponsesRequest, read_call, wants_logprobs
 from art_backend.gateway.ports import Identity
 from art_backend.gateway.turns import TurnTaker
-from art_backend.tokens.render import Message
-
-PAGE = 20
-MAX_PAGE = 100
 
 Handler = Callable[[Identity, Request, str], Awaitable[Response]]
 
@@ -60,41 +54,13 @@ def add_stored_responses(
         answer.call.plan = answer.call.plan.with_logprobs(wants_logprobs(include))
         answer.call.stream = query.get("stream", "false").lower() == "true"
         if query.get("starting_after") is not None:
-            raise BadRequestError(
-                "starting_after: is not supported; events are sent from the first.", param="starting_after"
-            )
+            raise wrong("starting_after", "is not supported; events are sent from the first")
         return AnswerResponse(RESPONSES, answer, keep_alive_s)
 
     async def forget(identity: Identity, _: Request, response_id: str) -> Response:
         answer = find(identity, response_id)
         taker.captures.forget_request(answer.turn_ids[0])
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
-
-    async def cancel(identity: Identity, _: Request, response_id: str) -> Response:
-        find(identity, response_id)
-        raise BadRequestError("Only responses in the background can be cancelled; close the connection of others.")
-
-    async def list_input(identity: Identity, request: Request, response_id: str) -> Response:
-        turn = find(identity, response_id).completed[0].turn
-        assert turn is not None
-        messages: list[Message] = turn.path_messages()[:-1]
-        items = write_input_items(turn.id, [m for m in messages if not m.get("instructions")])
-        query = request.query_params
-        if query.get("order", "desc") != "asc":
-            items.reverse()
-        limit = read_number(query.get("limit"), "limit", least=1) or PAGE
-        if limit > MAX_PAGE:
-            raise BadRequestError(f"limit: must not be more than {MAX_PAGE}.", param="limit")
-        if (after := query.get("after")) is not None:
-            at = next((i for i, item in enumerate(items) if item["id"] == after), None)
-            if at is None:
-                raise BadRequestError(f"after: no item {after!r}.", param="after")
-            items = items[at + 1 :]
-        page = items[:limit]
-        ends = (page[0]["id"], page[-1]["id"]) if page else ("", "")
-        return JSONResponse(
-            {"object": "list", "data": page, "first_id": ends[0], "last_id": ends[1], "has_more": len(items) > limit}
-        )
 
     async def count(request: Request, rollout: str | None = None) -> Response:
         """How many tokens the input of a response would have. Nothing is sampled or captured."""
@@ -116,18 +82,7 @@ def add_stored_responses(
         return answer
 
     one = f"{prefix}/responses/{{response_id}}"
-    extra = request_body(RESPONSES_SCHEMA)
+    extra = request_body(ResponsesRequest)
     router.add_api_route(f"{prefix}/responses/input_tokens", count, methods=["POST"], openapi_extra=extra)
     router.add_api_route(one, endpoint(retrieve, "A stored response, whole or as its events."), methods=["GET"])
     router.add_api_route(one, endpoint(forget, "Forget a response; its turn stays."), methods=["DELETE"])
-    router.add_api_route(f"{one}/cancel", endpoint(cancel, "Nothing runs in the background: a 400."), methods=["POST"])
-    router.add_api_route(f"{one}/input_items", endpoint(list_input, "What a response answered."), methods=["GET"])
-
-
-def read_number(text: str | None, name: str, *, least: int) -> int | None:
-    """A number of the query. Raises BadRequestError for anything else."""
-    if text is None:
-        return None
-    if not text.isdecimal() or len(text) > 12 or int(text) < least:
-        raise BadRequestError(f"{name}: must be a number, at least {least}.", param=name)
-    return int(text)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from art_backend.errors import BadRequestError
+from art_backend.gateway.dialects.requests import take, wrong
 from art_backend.tokens.tool_calls import ParsedToolCall
 
 
@@ -80,32 +80,27 @@ def write_custom_input(call: ParsedToolCall) -> str | None:
     return text if len(arguments) == 1 and isinstance(text, str) else None
 
 
-def read_list(value: Any, where: str) -> list[dict[str, Any]]:
+def read_list(tools: Any, where: str) -> list[dict[str, Any]]:
     """A list of tools; null is empty.
 
     Raises:
         BadRequestError: It is not a list of objects with a type.
     """
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise BadRequestError(f"{where}: must be a list.", param=where)
-    for i, tool in enumerate(value):
+    if not isinstance(tools, list | None):
+        raise wrong(where, "must be a list")
+    for i, tool in enumerate(tools or ()):
         if not isinstance(tool, dict) or not isinstance(tool.get("type", ""), str | None):
-            raise BadRequestError(f"{where}.{i}: must be an object with a type.", param=f"{where}.{i}")
-    return value
+            raise wrong(f"{where}.{i}", "must be an object with a type")
+    return tools or []
 
 
 def read_name(tool: Mapping[str, Any], where: str) -> str:
     """Raises BadRequestError where a tool has no name."""
-    name = tool.get("name")
-    if not isinstance(name, str) or not name:
-        raise BadRequestError(f"{where}.name: must be a non-empty string.", param=f"{where}.name")
-    return name
+    if not take(tool, "name", str, where):
+        raise wrong(f"{where}.name", "must not be empty")
+    return tool["name"]
 
 
-def read_parameters(value: Any, where: str) -> dict[str, Any]:
-    """Raises BadRequestError where a schema is neither an object nor null."""
-    if not isinstance(value, dict | None):
-        raise BadRequestError(f"{where}: must be an object.", param=where)
-    return value or {}
+def read_parameters(tool: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+    """The schema of a tool. Raises BadRequestError where it is neither an object nor null."""
+    return take(tool, name, dict, where) if tool.get(name) is not None else {}

@@ -1,0 +1,235 @@
+"""The fields of a request: what would change the answer is honoured, or refused by name.
+
+Each protocol's request is a model, whose fields are those that it honours; ``REFUSED`` lists what no model may leave out silently.
+Everything else is accepted: labels and bookkeeping of the caller, hints that a model may follow or not (such as the effort of its
+reasoning), and names that no public client knows.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+
+from art_backend.errors import BadRequestError
+from art_backend.gateway.sampling import Fields, SamplingFields
+
+_OFF = (None, False, "", [], {})
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A field that would change the answer."""
+
+    remedy: str
+    """The sentence that says what to do instead."""
+    neutral: tuple[Any, ...] = _OFF
+    """Values that change nothing."""
+
+
+_FORM = "constrain the answer with structured_outputs instead"
+_TOKENS = "the tokens of each turn are in the service's control API (GET /api/v1/rollouts/{rollout})"
+_LIMIT = "limit the answer in this protocol's own field (max_tokens, max_completion_tokens, max_output_tokens)"
+_FORMAT = "use this protocol's own field (response_format, text.format, output_config.format)"
+_LOGPROBS = "only sampled tokens have log-probabilities"
+
+REFUSED: Mapping[str, Refused] = {
+    # what is sampled
+    "allowed_token_ids": Refused(_FORM),
+    "bad_words": Refused(_FORM),
+    "length_penalty": Refused("there is no beam search; ask for n answers and choose", (*_OFF, 1, 1.0)),
+    "logit_bias": Refused(_FORM),
+    "logits_processors": Refused(_FORM),
+    "min_tokens": Refused("ask for a longer answer in the prompt, or " + _FORM, (*_OFF, 0)),
+    "repetition_detection": Refused("set stop, or max_tokens"),
+    "thinking_token_budget": Refused("limit the whole answer by max_tokens"),
+    "use_beam_search": Refused("ask for n answers and choose"),
+    "vllm_xargs": Refused("leave it out"),
+    # what the prompt says
+    "background": Refused("wait for the answer, or stream it"),
+    "chat_template_kwargs": Refused("a text is served as it is; use chat completions"),
+    "chat_template": Refused("save the tokenizer with that template, and register the model from there"),
+    "conversation": Refused("use previous_response_id, or send the whole input"),
+    "documents": Refused("put the documents into a message"),
+    "mm_processor_kwargs": Refused("send text"),
+    "prompt": Refused("send the prompt's text as input"),
+    "suffix": Refused("this engine cannot fill in a middle; use a prompt that describes the gap"),
+    "truncate_prompt_tokens": Refused("shorten the prompt before sending it"),
+    # what the answer holds
+    "audio": Refused("models here speak in text"),
+    "echo": Refused("put the prompt before the answer yourself"),
+    "include_reasoning": Refused("leave the answer's reasoning out of what you show", (None, True)),
+    "include_stop_str_in_output": Refused("append the stop string yourself"),
+    "modalities": Refused("models here speak in text", (*_OFF, ["text"])),
+    "prompt_logprobs": Refused(_LOGPROBS, (None, False)),
+    "return_token_ids": Refused(_TOKENS),
+    "return_tokens_as_token_ids": Refused(_TOKENS),
+    "skip_special_tokens": Refused(_TOKENS, (None, True)),
+    "spaces_between_special_tokens": Refused(_TOKENS, (None, True)),
+    "web_search_options": Refused("offer a function that searches, and run it yourself", (None,)),
+    # what another field, or another protocol, calls something else
+    "function_call": Refused("use tool_choice", (*_OFF, "none", "auto")),
+    "functions": Refused("use tools"),
+    "guided_whitespace_pattern": Refused("leave it out; JSON comes on one line"),
+    "logprobs": Refused("use include=['message.output_text.logprobs'] in responses; messages have none"),
+    "top_logprobs": Refused("use logprobs in completions; messages have none"),
+    "max_completion_tokens": Refused(_LIMIT),
+    "max_output_tokens": Refused(_LIMIT),
+    "max_tokens": Refused(_LIMIT),
+    "n": Refused("this protocol knows one answer a call", (*_OFF, 1)),
+    "output_config": Refused(_FORMAT),
+    "output_format": Refused(_FORMAT),
+    "response_format": Refused(_FORMAT),
+    "stop": Refused("use stop_sequences"),
+    "add_generation_prompt": Refused("answers are begun in chat completions and messages", (None, True)),
+    "continue_final_message": Refused("answers are begun in chat completions and messages"),
+    "add_special_tokens": Refused(
+        "put the tokens into the prompt as ids, with the completions protocol", (None, False)
+    ),
+}
+"""Fields of the official clients and of vLLM that not every protocol honours. Where one is honoured, it is in the protocol's model."""
+
+
+Stop = Annotated[str | list[str] | None, Field(max_length=4096)]
+
+
+class StructuredOutputs(Fields):
+    """vLLM's field for a form of the answer; exactly one kind is set."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
+
+    json_: dict[str, Any] | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    grammar: str | None = None
+
+
+class Request(SamplingFields):
+    """The fields that all protocols share."""
+
+    model: str = Field(min_length=1)
+    stream: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
+    guided_grammar: str | None = None
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any]) -> Self:
+        """Read the body of a request.
+
+        Raises:
+            BadRequestError: A field has a wrong type or value, or cannot be honoured; the message names it.
+        """
+        check_fields(body, cls.model_fields)
+        try:
+            return cls.model_validate(body)
+        except ValidationError as error:
+            raise _explain(error) from error
+
+
+_TEXT_PART = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+}
+MESSAGE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"enum": ["system", "user", "assistant", "tool"]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}]},
+    },
+    "description": "A message of the protocol, with its further fields.",
+}
+Messages = Annotated[list[Annotated[dict[str, Any], WithJsonSchema(MESSAGE_SCHEMA)]], Field(min_length=1)]
+
+
+class ConversationRequest(Request):
+    """The fields of the protocols whose prompts are messages."""
+
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class OpenAIRequest(Request):
+    """The fields that chat completions and completions share."""
+
+    max_tokens: int | None = Field(None, ge=1)
+    n: int | None = Field(None, ge=1, le=128)
+    stop: Stop = None
+    stream_options: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a count of tokens."""
+        return bool((self.stream_options or {}).get("include_usage"))
+
+
+def check_fields(body: Mapping[str, Any], honoured: Collection[str]) -> None:
+    """Refuse what would change the answer and cannot be honoured.
+
+    Raises:
+        BadRequestError: A field is set to more than its neutral value; the message names it and what to do instead.
+    """
+    for name in body.keys() & (REFUSED.keys() - honoured):
+        if not any(type(body[name]) is type(value) and body[name] == value for value in REFUSED[name].neutral):
+            raise wrong(name, f"is not supported here; {REFUSED[name].remedy}")
+
+
+_BRANCH = re.compile(r"^(str|int|dict)$|\W")
+"""The name of a union's branch, which pydantic puts into the path of a field."""
+
+
+def _explain(error: ValidationError) -> BadRequestError:
+    """Name the first wrong field, and all that it could be."""
+    found: dict[str, list[str]] = {}
+    for one in error.errors(include_url=False, include_context=False, include_input=False):
+        path = [str(part) for part in one["loc"]]
+        end = next((i for i, part in enumerate(path) if _BRANCH.search(part)), len(path))
+        found.setdefault(".".join(path[:end]), []).append(one["msg"])
+    where, problems = next(iter(found.items()))
+    first, *others = dict.fromkeys(problems)
+    return wrong(where, " or ".join([first, *(other.removeprefix("Input should be ") for other in others)]))
+
+
+def wrong(where: str, what: str) -> BadRequestError:
+    """An error about one field."""
+    return BadRequestError(f"{where}: {what}.", param=where)
+
+
+_Kind = TypeVar("_Kind", str, dict[str, Any], list[Any])
+_KINDS: dict[type, str] = {str: "a string", dict: "an object", list: "a list"}
+
+
+def take(holder: Mapping[str, Any], name: str, kind: type[_Kind], where: str) -> _Kind:
+    """A field of an object that must be of one type.
+
+    Raises:
+        BadRequestError: It is missing, or of another type.
+    """
+    value = holder.get(name)
+    if not isinstance(value, kind):
+        raise wrong(f"{where}.{name}", f"must be {_KINDS[kind]}")
+    return value
+
+
+def request_body(model: type[BaseModel]) -> dict[str, Any]:
+    """Describe the body of a route for OpenAPI."""
+    schema = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def inline(node: Any) -> Any:
+        if isinstance(node, list):
+            return [inline(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            return inline(definitions[node["$ref"].rpartition("/")[2]])
+        return {key: inline(value) for key, value in node.items() if key != "default"}
+
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inline(schema)}}}}
