@@ -55,10 +55,10 @@ async def test_the_gate_counts_whom_it_holds():
     gate.close()
     asking = [asyncio.ensure_future(gate.enter()) for _ in range(3)]
     await asyncio.sleep(0)
-    assert (gate.waiting, gate.meter.held, gate.meter.paused) == (3, 3, True)
+    assert (gate.meter.held, gate.meter.paused) == (3, True)
     assert [type(error) for error in await asyncio.gather(*asking, return_exceptions=True)] == [BusyError] * 3
     gate.open()
-    assert (gate.waiting, gate.meter.paused) == (0, False)
+    assert (gate.meter.held, gate.meter.paused) == (0, False)
 
 
 def test_the_age_of_tokens():

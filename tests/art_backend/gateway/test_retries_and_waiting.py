@@ -232,7 +232,7 @@ async def test_requests_wait_while_the_policy_is_updated(quiet_gateway):
     client, _ = gateway.new_client()
     gateway.model.gate.close()
     asking = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))
-    await until(lambda: gateway.model.gate.waiting == 1)
+    await until(lambda: gateway.model.gate.meter.held == 1)
     gateway.model.step = 3
     gateway.model.gate.open()
     assert (await asking).choices[0].model_extra["art"]["policy_version"] == 3
