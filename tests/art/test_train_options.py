@@ -2,9 +2,9 @@ import warnings
 
 import pytest
 
-from art.backend.options import build_options
+from art.backend.options import SftKeywords, TrainKeywords, build_options
 from art.compat import training
-from art.wire import Algorithm, KlPlace, TrainOptions
+from art.wire import Algorithm, KlPlace, SftOptions, TrainOptions
 
 
 def scale_down(rewards, scale):
@@ -155,3 +155,9 @@ def test_unknown_names_are_errors():
 def test_values_that_cannot_be_honoured_are_errors(name, value, message):
     with pytest.raises(ValueError, match=message):
         build_options(1.0, {name: value})
+
+
+def test_keywords_are_the_options_of_the_service():
+    of_the_frontend = {"allow_training_without_logprobs"}
+    assert set(TrainKeywords.__annotations__) - of_the_frontend == set(TrainOptions.model_fields) - {"learning_rate"}
+    assert set(SftKeywords.__annotations__) == set(SftOptions.model_fields) - {"learning_rates", "batch_size"}
