@@ -42,9 +42,9 @@ class ChatRequest(OpenAIRequest, ConversationRequest):
     messages: Messages
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 

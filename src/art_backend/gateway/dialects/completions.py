@@ -50,9 +50,9 @@ class CompletionsRequest(OpenAIRequest):
 
     prompt: Annotated[Any, WithJsonSchema(_PROMPT)]
     """Read by hand: there may be a million ids."""
-    logprobs: int | None = Field(None, ge=0, le=20)
+    logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool | None = None
-    best_of: int | None = Field(None, ge=1)
+    best_of: int | None = Field(default=None, ge=1)
     add_special_tokens: bool | None = None
 
 

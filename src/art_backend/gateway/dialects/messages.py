@@ -58,7 +58,7 @@ class MessagesRequest(_PromptRequest):
 class CountRequest(_PromptRequest):
     """The same for a count, which samples nothing."""
 
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
 
 
 def read_call(body: dict[str, Any], _: object = None) -> Call:

@@ -99,7 +99,7 @@ class StructuredOutputs(Fields):
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
 
-    json_: dict[str, Any] | None = Field(None, alias="json")
+    json_: dict[str, Any] | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
     choice: Annotated[list[str], Field(min_length=1)] | None = None
@@ -158,8 +158,8 @@ class ConversationRequest(Request):
 class OpenAIRequest(Request):
     """The fields that chat completions and completions share."""
 
-    max_tokens: int | None = Field(None, ge=1)
-    n: int | None = Field(None, ge=1, le=128)
+    max_tokens: int | None = Field(default=None, ge=1)
+    n: int | None = Field(default=None, ge=1, le=128)
     stop: Stop = None
     stream_options: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None

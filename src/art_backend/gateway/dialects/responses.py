@@ -61,8 +61,8 @@ class ResponsesRequest(ConversationRequest):
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
     include: list[str] | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
-    max_output_tokens: int | None = Field(None, ge=1)
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    max_output_tokens: int | None = Field(default=None, ge=1)
     stop: Stop = None
     metadata: Any = None
     store: bool | None = None
