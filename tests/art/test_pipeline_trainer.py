@@ -5,7 +5,7 @@ import pytest
 from tests.support.recording_backend import Recorder
 
 import art
-from art.loop.cursor import ScenarioCursor
+from art.loop.groups import ScenarioCursor
 from art.metrics import MetricsBuilder
 from art.pipeline_trainer import PipelineTrainer, make_group_rollout_fn
 

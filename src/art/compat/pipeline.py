@@ -9,8 +9,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from art.backend import AnyTrainableModel, Backend
 from art.capture.scopes import trajectory_group
 from art.logs.rows import is_trainable
-from art.loop.cursor import ScenarioCursor
-from art.loop.groups import Counts, GroupsInFlight, age_of
+from art.loop.groups import Counts, GroupsInFlight, ScenarioCursor, age_of
 from art.loop.rollouts import HoldClock
 from art.loop.training import Batch, Evaluated, StepReport, TrainingLoop
 from art.trajectories import Trajectory, TrajectoryGroup

@@ -11,12 +11,11 @@ Invariants:
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, cast
 
 from art.backend import AnyTrainableModel
-from art.loop.cursor import ScenarioCursor
 from art.rollouts.failures import is_service_failure
 from art.terminal import say
 from art.trajectories import TrajectoryGroup
@@ -29,6 +28,59 @@ _LEAVE_S = 10.0
 """How long workers may take to end when they are stopped."""
 
 OnStale = Literal["requeue", "drop"]
+
+
+class ScenarioCursor(Generic[ScenarioT]):
+    """Hands out scenarios, and remembers by number those that are settled: trained, discarded or failed for good.
+
+    Rollouts end in any order, so a count does not say which scenarios are done: the cursor keeps the number below which
+    all are, and those beyond it.
+    """
+
+    def __init__(self, scenarios: Iterable[ScenarioT] | AsyncIterable[ScenarioT]) -> None:
+        self._source = _as_async(scenarios)
+        self._next = 0
+        self._all_below = 0
+        self._beyond: set[int] = set()
+
+    async def take(self) -> tuple[int, ScenarioT] | None:
+        """The next scenario that is not settled, with its number; ``None`` when there is none."""
+        async for scenario in self._source:
+            number = self._next
+            self._next += 1
+            if number >= self._all_below and number not in self._beyond:
+                return number, scenario
+        return None
+
+    def settle(self, number: int) -> None:
+        self._beyond.add(number)
+        while self._all_below in self._beyond:
+            self._beyond.remove(self._all_below)
+            self._all_below += 1
+
+    @property
+    def settled(self) -> int:
+        return self._all_below + len(self._beyond)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "scenario_offset": self._all_below,
+            "settled_beyond_offset": sorted(self._beyond),
+            "total_scenarios_consumed": self.settled,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._all_below = int(state.get("scenario_offset", 0))
+        self._beyond = set(state.get("settled_beyond_offset", ()))
+
+
+async def _as_async(scenarios: Iterable[ScenarioT] | AsyncIterable[ScenarioT]) -> AsyncIterator[ScenarioT]:
+    if isinstance(scenarios, AsyncIterable):
+        async for scenario in scenarios:
+            yield scenario
+    else:
+        for scenario in scenarios:
+            yield scenario
 
 
 @dataclass(eq=False)
@@ -62,8 +114,8 @@ class GroupsInFlight(Generic[ScenarioT]):
         workers: Groups that run at the same time.
         capacity: Groups that are running, ready or held by the trainer at the same time; then no further one is begun.
         room_until: When a group makes room for another: once it is ``"taken"``, or once it is ``"trained"``.
-        max_staleness: Versions that a group may be old when it is taken.
-        on_stale: What happens to the scenario of a group that is older.
+        max_staleness: How many versions behind a group may be when it is taken.
+        on_stale: Whether the scenario of a group that fell further behind is begun again or dropped.
     """
 
     def __init__(
@@ -182,7 +234,7 @@ class GroupsInFlight(Generic[ScenarioT]):
         return counts
 
     async def work(self, worker_id: int = 0) -> None:
-        """Roll out scenarios until there are none; a failed one is told, counted and settled."""
+        """Roll out scenarios until they end; a failed one is reported, counted and settled."""
         token = self._model.activate_metrics_context("train")
         try:
             while (taken := await self._take()) is not None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from art.backend import AnyTrainableModel, EngineWatch
@@ -179,3 +179,15 @@ def _describe(result: object) -> str:
     if isinstance(result, tuple):
         return f"({', '.join(type(part).__name__ for part in cast('tuple[object, ...]', result))})"
     return type(result).__name__
+
+
+async def roll_out_each(runner: GroupRunner[Any], scenarios: Sequence[Any]) -> list[TrajectoryGroup]:
+    """Run each scenario; a group in which every rollout failed has its failures alone."""
+
+    async def run(scenario: Any) -> TrajectoryGroup:
+        try:
+            return await runner.run(scenario)
+        except EveryRolloutFailedError as error:
+            return error.group
+
+    return await gather_or_cancel([asyncio.ensure_future(run(scenario)) for scenario in scenarios])

@@ -3,17 +3,15 @@
 import asyncio
 import contextlib
 import itertools
+import math
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from art.backend import AnyTrainableModel, Backend, EngineWatch
-from art.loop.cursor import ScenarioCursor
-from art.loop.depth import Depth
 from art.loop.display import LoopDisplay
-from art.loop.groups import Counts, GroupsInFlight, OnStale
-from art.loop.held_out import hold_out, roll_out_each
-from art.loop.rollouts import GroupRunner, HoldClock, RolloutFn
+from art.loop.groups import Counts, GroupsInFlight, OnStale, ScenarioCursor
+from art.loop.rollouts import GroupRunner, HoldClock, RolloutFn, roll_out_each
 from art.loop.training import Batch, Evaluated, TrainingLoop
 
 ScenarioT = TypeVar("ScenarioT")
@@ -24,17 +22,12 @@ EvalFn: TypeAlias = Callable[[AnyTrainableModel, int], Awaitable[Evaluated | Map
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """How a run ended.
-
-    >>> run = await art.train(model, rollout, ["a"], steps=1, groups_per_step=1, group_size=2, show_progress=False)
-    >>> run.stopped
-    False
-    """
+    """How a run ended."""
 
     step: int
     """The policy version that is served."""
     stopped: bool
-    """Whether it was asked to stop before its end; the same call goes on from there."""
+    """Whether it was stopped before its end; the same call resumes it."""
 
 
 async def train(
@@ -56,7 +49,7 @@ async def train(
     show_progress: bool = True,
     **train_options: Any,
 ) -> TrainingRun:
-    """Roll out groups and train on them, step after step. Run again, it goes on where it was stopped or killed.
+    """Roll out groups and train on them, step after step. The same call resumes a run that was stopped or killed.
 
     It is the explicit form, repeated: gather groups, ``backend.train(model, groups)``, ``model.log(groups)``. With
     ``max_staleness`` above 0, ``groups_per_step * (1 + max_staleness)`` groups are in flight and a few more, as many as
@@ -65,15 +58,15 @@ async def train(
 
     Args:
         model: Registered with a backend.
-        rollout: Runs the agent once on a scenario; returns the ``Trajectory`` with its reward, or both as a pair. What it
-            raises costs the group this one member.
+        rollout: Runs the agent once on a scenario; returns the ``Trajectory`` with its reward, or both as a pair. A
+            rollout that raises is left out of its group.
         scenarios: What to roll out, in order. A sequence is repeated until ``steps`` are taken. To be resumable, it must
             come in the same order again.
         groups_per_step: Groups that a step trains on. The last step may have fewer.
         group_size: Rollouts of each scenario, compared with each other.
-        max_staleness: Policy versions that a group may be old when it is trained; 0 is strictly on-policy, and gives the
-            same batches as the explicit form.
-        on_stale: What happens to a scenario whose group grew older: it is begun again, or dropped. Both are counted.
+        max_staleness: How many policy versions behind a group may be when it is trained; 0 is strictly on-policy, and gives
+            the same batches as the explicit form.
+        on_stale: Roll out the scenario of a group that fell further behind again, or drop it. Both are counted.
         steps: The step of the model after which training ends, so that the same call resumes; ``None``: when the
             scenarios end.
         eval: Evaluates the model: before the first step, then every ``eval_every`` steps, and after the last. ``None`` rolls
@@ -82,8 +75,8 @@ async def train(
             and no more than a step has rollouts, where they are a sequence of at least 50; ``[]`` holds none out.
         rollout_timeout_s: Seconds that one rollout may take, set-up, agent and scoring together. Time in which its model
             calls are held for a training step, or an engine starts, does not count.
-        max_concurrent_rollouts: Rollouts that run at the same time; ``None``: all that are begun.
-        handle_signals: Let the first Ctrl-C end the run cleanly: rollouts are given up, a training step is finished.
+        max_concurrent_rollouts: Rollouts that run at the same time; ``None`` sets no limit.
+        handle_signals: Let the first Ctrl-C end the run cleanly: rollouts are cancelled, a training step is finished.
         show_progress: Show a line per step, and on a terminal what happens now.
         train_options: Keywords of ``backend.train``, such as ``learning_rate``.
 
@@ -214,3 +207,65 @@ def _check_sizes(**sizes: float | None) -> None:
     for name, value in sizes.items():
         if value is not None and value <= 0:
             raise ValueError(f"{name} must be positive, not {value}.")
+
+
+FEWEST = 50
+"""A sequence of fewer scenarios is trained on as a whole, unless other ones are given for evaluation."""
+SHARE, MOST = 0.1, 64
+
+
+def hold_out(
+    scenarios: Iterable[ScenarioT] | AsyncIterable[ScenarioT], step_rollouts: int
+) -> tuple[Iterable[ScenarioT] | AsyncIterable[ScenarioT], Sequence[ScenarioT]]:
+    """Divide scenarios into those to train on and those to evaluate: of a long sequence, its last tenth.
+
+    Args:
+        step_rollouts: Rollouts of a training step; an evaluation takes no more.
+    """
+    if not isinstance(scenarios, Sequence) or len(scenarios) < FEWEST:
+        return scenarios, ()
+    count = max(min(int(SHARE * len(scenarios)), step_rollouts, MOST), 1)
+    return scenarios[:-count], scenarios[-count:]
+
+
+AIM = 0.05
+"""Share of the time for which the engine may wait for environments."""
+GAIN = 3.0
+"""Steps' worth of groups that are added for each unit of the share above ``AIM``, and taken away for each below it."""
+MOST = 1.5
+"""The largest surplus, in steps' worth of groups."""
+
+
+class Depth:
+    """Decides, step after step, how many groups are in flight.
+
+    ``(1 + max_staleness)`` steps' worth are what could be trained if all ended in time. Slow environments hold groups up,
+    so that the engine idles; a surplus of groups keeps it busy, of which those that end too late are begun again. The
+    surplus follows the engine's idle share. Without staleness there is no surplus: a step waits for its own groups.
+
+    Args:
+        per_step: Groups that a step trains on.
+        max_staleness: How many policy versions behind a group may be.
+    """
+
+    def __init__(self, per_step: int, max_staleness: int) -> None:
+        self._per_step, self._max_staleness = per_step, max_staleness
+        self._surplus = 0
+
+    @property
+    def groups(self) -> int:
+        """Groups that should be in flight now."""
+        return self._per_step * (1 + self._max_staleness) + self._surplus
+
+    def adapt(self, idle_share: float | None, ready: int) -> int:
+        """Learn from a step, and return ``groups``.
+
+        Args:
+            idle_share: Share of the step for which the engine idled; ``None``: it is not known.
+            ready: Groups that were ready when it ended. With a whole step's worth, more would not be trained sooner.
+        """
+        if self._max_staleness and idle_share is not None:
+            idle_share = idle_share if ready < self._per_step else 0.0
+            surplus = self._surplus + round(GAIN * self._per_step * (idle_share - AIM))
+            self._surplus = min(max(surplus, 0), math.ceil(MOST * self._per_step))
+        return self.groups

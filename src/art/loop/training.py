@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
@@ -12,11 +13,9 @@ from art.backend import AnyTrainableModel, Backend
 from art.errors import ConflictError, TrainerFailedError
 from art.logs.directories import get_model_dir
 from art.logs.files import read_history
-from art.loop.cursor import ScenarioCursor
-from art.loop.groups import Counts, GroupsInFlight, age_of
+from art.loop.groups import Counts, GroupsInFlight, ScenarioCursor, age_of
 from art.loop.rollouts import HoldClock
 from art.loop.signs import Signs
-from art.loop.stopping import stop_on_signals
 from art.rollouts.failures import is_service_failure
 from art.terminal import say
 from art.trajectories import Trajectory, TrajectoryGroup
@@ -236,7 +235,7 @@ class TrainingLoop:
         return result
 
     async def run_eval(self, step: int) -> None:
-        """Evaluate and log each split; what fails is told, and training goes on."""
+        """Evaluate and log each split; a failed evaluation is a warning, and training continues."""
         if self._evaluate is None:
             return
         token, started = self.model.activate_metrics_context("eval"), time.monotonic()
@@ -291,3 +290,31 @@ class TrainingLoop:
             "pending": list(pending),
         }
         self.model.merge_state({self._state_key: state})
+
+
+@contextlib.contextmanager
+def stop_on_signals(request_stop: Callable[[], None]) -> Generator[None]:
+    """Let the first SIGINT or SIGTERM call ``request_stop``; the next one acts as usual.
+
+    Signals reach the main thread only; in an event loop of another thread nothing is installed.
+    """
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def stop() -> None:
+        say("stopping; a training step in progress is finished first. Once more to stop at once")
+        request_stop()
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+    try:
+        for number in numbers:
+            loop.add_signal_handler(number, stop)
+    except (ValueError, RuntimeError, NotImplementedError):  # not the main thread, or a platform without this
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

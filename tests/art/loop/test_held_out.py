@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 import art
-from art.loop.held_out import hold_out
+from art.loop.train import hold_out
 
 SMALL = {"groups_per_step": 2, "group_size": 2, "handle_signals": False}
 

@@ -10,8 +10,8 @@ from tests.support.recording_backend import Recorder
 import art
 from art.backend import EngineWatch
 from art.errors import ConflictError, EngineFailedError, TrainerFailedError
-from art.loop.depth import Depth
 from art.loop.rollouts import EveryRolloutFailedError, HoldClock
+from art.loop.train import Depth
 from art.wire import ErrorCode
 
 
