@@ -310,13 +310,14 @@ def cli_page() -> str:
     import typer
 
     from art.cli import app
+    from art_backend.command import cli
 
-    group = typer.main.get_command(app)
+    own, backend = typer.main.get_command(app).commands, typer.main.get_command(cli).commands  # type: ignore[attr-defined]
     parts = ["# The command line\n"]
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
+    for name, command in (own | {name: backend[name] for name in own.keys() & backend.keys()}).items():
         usage = " ".join(p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument")
         parts.append(f"## `art {name}{' ' + usage if usage else ''}`\n\n{inspect.cleandoc(command.help or '')}\n")
-        rows = [_option(parameter) for parameter in command.params]
+        rows = [_option(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
         parts.append("| option | | default |\n|---|---|---|\n" + "\n".join(rows) + "\n")
     return "\n".join(parts)
 

@@ -1,4 +1,4 @@
-"""The commands of ``python -m art_backend``: ``serve`` starts the service, ``export`` writes a model as a folder."""
+"""``serve`` starts the service, ``export`` writes a model as a folder: ``python -m art_backend`` and ``art`` have both."""
 
 import asyncio
 import gc
@@ -40,7 +40,12 @@ INTERRUPTED = 130
 
 _log = logging.getLogger(__name__)
 
-cli = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+cli = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 
 
 @cli.callback()
@@ -82,10 +87,15 @@ def serve(
         str, typer.Option(metavar="0,1", help="CUDA devices of the engines, divided among the replicas.")
     ] = "",
     trainer_devices: Annotated[str, typer.Option(metavar="2", help="CUDA devices that the trainer sees.")] = "",
-    watch_stdin: Annotated[bool, typer.Option("--watch-stdin", help="Stop when standard input closes.")] = False,
+    watch_stdin: Annotated[
+        bool, typer.Option("--watch-stdin", hidden=True, help="Stop when standard input closes.")
+    ] = False,
     **given: Any,
 ) -> None:
-    """Serve models and train them until interrupted."""
+    """Serve models and train them, for programs on this machine or others.
+
+    Point art.RemoteBackend(url, api_key) or any OpenAI client at it. Stop it with Ctrl-C.
+    """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     try:
@@ -108,22 +118,32 @@ def serve(
 
 @cli.command()
 def export(
-    model: Annotated[str, typer.Argument(help="The model's name, with or without its project.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME or PROJECT/NAME, of one version with @STEP.")],
     target: Annotated[Path, typer.Argument(help="New folder to write.")],
     path: Annotated[Path, typer.Option(help="Directory of the service that trained it.")] = Path(".art"),
     step: Annotated[int | None, typer.Option(min=0, help="Version; the latest by default.")] = None,
     merged: Annotated[bool, typer.Option("--merged", help="Add the adapter to its base model's weights.")] = False,
     dtype: Annotated[
-        Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="Type of merged weights.")
+        Literal["auto", "bfloat16", "float16", "float32"],
+        typer.Option(help="Type of merged weights; auto: the base model's."),
     ] = "auto",
     cache: Annotated[Path | None, typer.Option(envvar="ART_CACHE", help="Where prepared base models are kept.")] = None,
 ) -> None:
-    """Write a trained model as a Hugging Face folder, tokenizer included."""
+    """Write a trained model as a Hugging Face folder, tokenizer included.
+
+    Without --merged it is an adapter for PEFT; with it, a model that transformers or vLLM load alone.
+
+    Run this on the machine that trained: the weights of a remote backend lie there, in its --path.
+    """
     from art_backend.models.export import export_model  # loads torch, which the service does without
 
+    name, _, version = model.partition("@")
+    if version and (step is not None or not version.isdigit()):
+        raise typer.BadParameter(f"write NAME@STEP without --step, not {model!r}.", param_hint="MODEL")
+    step = int(version) if version else step
     try:
         done = export_model(
-            Settings(path=path.resolve(), cache=cache), model, target.absolute(), step=step, merged=merged, dtype=dtype
+            Settings(path=path.resolve(), cache=cache), name, target.absolute(), step=step, merged=merged, dtype=dtype
         )
     except ServiceError as error:
         sys.exit(f"Error: {error.message}")

@@ -33,7 +33,8 @@ class Settings:
     host: Annotated[str, typer.Option(help="Address to listen on. All but loopback need a key.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000
     listener: Annotated[
-        int | None, typer.Option(metavar="FD", help="Listen on this bound socket, instead of --host and --port.")
+        int | None,
+        typer.Option(hidden=True, metavar="FD", help="Listen on this bound socket, instead of --host and --port."),
     ] = None
     api_key: Annotated[
         str,
@@ -91,7 +92,8 @@ class Settings:
         ),
     ] = None
     ready_file: Annotated[
-        Path | None, typer.Option(help="File to write url, api_key and pid to, as JSON, once the service listens.")
+        Path | None,
+        typer.Option(hidden=True, help="File to write url, api_key and pid to, as JSON, once the service listens."),
     ] = None
     placement: Placement = field(default_factory=Placement)
     """Which devices engines and trainer have, and how many engines there are."""

@@ -1,9 +1,7 @@
-import inspect
 from pathlib import Path
 
 import pytest
 
-from art.cli.serve import serve as art_serve
 from art_backend import command
 from art_backend.devices import Placement
 from art_backend.errors import BadRequestError
@@ -36,13 +34,6 @@ def test_a_loopback_service_without_a_key_gets_a_random_one(tmp_path):
 )
 def test_loopback(host, expected):
     assert is_loopback(host) is expected
-
-
-def test_art_serve_offers_options_of_the_service_with_its_defaults():
-    ours = inspect.signature(command.serve).parameters
-    for name, option in inspect.signature(art_serve).parameters.items():
-        own = ours[{"engine_argument": "engine_arguments"}.get(name, name)]
-        assert (option.default or None) == (own.default or None), name
 
 
 def test_the_command_line_becomes_settings(tmp_path, monkeypatch):

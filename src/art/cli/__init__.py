@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,10 +11,9 @@ from art.cli.delete import delete
 from art.cli.demo import demo
 from art.cli.doctor import doctor
 from art.cli.eval import evaluate_models
-from art.cli.export import export
 from art.cli.preflight import preflight
 from art.cli.runs import runs
-from art.cli.serve import serve
+from art.cli.service import FORWARDED, export, serve
 from art.cli.show import show
 from art.cli.train import train
 
@@ -29,17 +28,22 @@ app = typer.Typer(
 )
 
 
-def _add(function: Callable[..., None], name: str | None = None) -> None:
+def _add(function: Callable[..., None], name: str | None = None, settings: dict[str, Any] | None = None) -> None:
     """Make a function a command. Paragraphs of its docstring are joined, for the terminal to break where its width ends."""
     paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
-    app.command(name, help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(function)
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    app.command(name, help=text, context_settings=settings)(function)
 
 
 for _command in (demo, preflight, train):
     _add(_command)
 _add(evaluate_models, "eval")
-for _command in (runs, show, export, delete, serve, doctor):
+for _command in (runs, show):
     _add(_command)
+_add(export, settings=FORWARDED)
+_add(delete)
+_add(serve, settings=FORWARDED)
+_add(doctor)
 
 
 def _print_version(wanted: bool) -> None:

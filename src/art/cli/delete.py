@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from art.cli.targets import BackendOption, KeyOption, PathOption, fail, open_backend, run_or_explain, split_model
+from art.cli.runs import find_model
+from art.cli.targets import BackendOption, KeyOption, PathOption, fail, open_backend, run_or_explain
 
 if TYPE_CHECKING:
     from art.backend.remote import RemoteBackend
 
 
 def delete(
-    model: Annotated[str, typer.Argument(metavar="PROJECT/NAME", help="The model.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME or PROJECT/NAME.")],
     checkpoints: Annotated[
         bool, typer.Option("--checkpoints", help="Delete only checkpoints, all but the latest and the best.")
     ] = False,
@@ -24,9 +25,10 @@ def delete(
     api_key: KeyOption = None,
 ) -> None:
     """Delete a model: checkpoints, captured rollouts, metrics, logged trajectories."""
-    project, name, step = split_model(model, "PROJECT/NAME")
+    project, name, step = find_model(model, path, "MODEL")
     if step is not None:
-        raise typer.BadParameter("single steps are not deleted; see --checkpoints.", param_hint="PROJECT/NAME")
+        raise typer.BadParameter("single steps are not deleted; see --checkpoints.", param_hint="MODEL")
+    model = f"{project}/{name}"
     directory = path / project / "models" / name
     what = "old checkpoints of" if checkpoints else "everything of"
     if not yes and not typer.confirm(f"Delete {what} {model} ({backend or directory})?"):

@@ -39,7 +39,7 @@ def demo(
     """Train a small model at tic-tac-toe, and show it getting better.
 
     It plays against a random opponent, learns from the results, and is tested before and after on opponents that it
-    never met. Ctrl-C stops it; the same command takes it up again.
+    never met. Ctrl-C stops it; the same command resumes it.
     """
     import asyncio
 

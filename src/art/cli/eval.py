@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from art.cli.runs import find_model
 from art.cli.targets import (
     BackendOption,
     JsonOption,
@@ -20,7 +21,6 @@ from art.cli.targets import (
     print_json,
     read_scenarios,
     run_or_explain,
-    split_model,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def evaluate_models(
         list[str],
         typer.Option(
             metavar="MODEL",
-            help="PROJECT/NAME[@STEP] of a backend, or URL#NAME of any OpenAI endpoint. Repeat it to compare.",
+            help="NAME or PROJECT/NAME of a backend, of one version with @STEP, or URL#NAME of any OpenAI endpoint. Repeat it to compare.",
         ),
     ],
     runs: Annotated[int, typer.Option(min=1, help="Rollouts of each scenario.")] = 4,
@@ -70,7 +70,7 @@ def evaluate_models(
             for target in model:
                 if "#" not in target and service is None:
                     service = await stack.enter_async_context(open_backend(backend, api_key, path))
-                opened = await _open(target, service, endpoint_key)
+                opened = await _open(target, service, endpoint_key, path)
                 with progress_bar(target, len(found)) as bar:
                     done.append(
                         await evaluate(
@@ -95,7 +95,7 @@ def evaluate_models(
         raise typer.Exit(1)
 
 
-async def _open(target: str, service: "RemoteBackend | None", endpoint_key: str) -> "Model[Any, Any]":
+async def _open(target: str, service: "RemoteBackend | None", endpoint_key: str, path: Path) -> "Model[Any, Any]":
     """What the rollout function gets for a ``--model``."""
     import art
 
@@ -112,7 +112,7 @@ async def _open(target: str, service: "RemoteBackend | None", endpoint_key: str)
             report_metrics=[],
         )
     assert service is not None
-    project, name, step = split_model(target, "--model")
+    project, name, step = find_model(target, path, "--model")
     return await service.open_model(project, name, step)
 
 

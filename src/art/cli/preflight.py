@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from art.cli.runs import find_model
 from art.cli.targets import (
     BASE_MODEL,
     BackendOption,
@@ -27,6 +28,13 @@ def preflight(
     rollout: RolloutArgument,
     scenarios: ScenariosOption,
     base_model: BaseModelOption = BASE_MODEL,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Try this trained model instead of --base-model: NAME or PROJECT/NAME, of one version with @STEP.",
+        ),
+    ] = None,
     groups: Annotated[int, typer.Option(min=1, help="Scenarios to try.")] = 4,
     group_size: GroupSizeOption = 8,
     groups_per_step: GroupsPerStepOption = 8,
@@ -42,16 +50,23 @@ def preflight(
     The function takes a model and a scenario, and returns a Trajectory with its reward. Exits with 2 if training as it is
     would not help.
     """
+    chosen_model = None if model is None else find_model(model, path, "--model")
     run, chosen = find_object(rollout, "MODULE:ROLLOUT"), read_scenarios(scenarios, "--scenarios")
 
     async def check() -> Any:
         import art
 
-        model = art.TrainableModel(name="preflight", project="preflight", base_model=base_model, base_path=str(path))
         async with open_backend(backend, api_key, path) as service:
-            await model.register(service)
+            if chosen_model is not None:
+                pupil = await service.open_model(*chosen_model)
+                pupil.base_path = str(path)
+            else:
+                pupil = art.TrainableModel(
+                    name="preflight", project="preflight", base_model=base_model, base_path=str(path)
+                )
+                await pupil.register(service)
             return await art.preflight(
-                model,
+                pupil,
                 run,
                 chosen,
                 groups=groups,

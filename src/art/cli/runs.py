@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from art.cli.targets import JsonOption, fail, print_json
+from art.cli.targets import JsonOption, fail, print_json, split_model
 from art.logs.files import read_history
 from art.terminal import sparkline
 
@@ -85,6 +85,12 @@ def find_history(model: str, path: Path) -> History:
         known = ", ".join(history.title for history in histories) or "none"
         fail(f"{'Several models are' if found else 'No model is'} named {model!r} in {path}. Models there: {known}.")
     return found[0]
+
+
+def find_model(target: str, path: Path, parameter: str) -> tuple[str, str, int | None]:
+    """``PROJECT/NAME`` or ``PROJECT/NAME@STEP``; without its project, the one model of this name that was logged in ``path``."""
+    name, at, step = target.partition("@")
+    return split_model(target if "/" in name else f"{find_history(name, path).title}{at}{step}", parameter)
 
 
 def sparkline_of(values: list[float]) -> str:

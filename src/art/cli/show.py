@@ -24,7 +24,7 @@ _USUAL = ("train/reward", "val/reward", "test/reward", "loss/")
 
 
 def show(
-    model: Annotated[str, typer.Argument(help="The model's name, with or without its project.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME or PROJECT/NAME, and with @STEP one step of it.")],
     step: Annotated[int | None, typer.Argument(help="List the rollouts that were logged at this step.")] = None,
     rollout: Annotated[int | None, typer.Argument(help="Print what the agent said in this one of them.")] = None,
     split: Annotated[
@@ -40,6 +40,11 @@ def show(
 
     The rollouts of step 3 are those that step 3 was trained on: the version before it played them.
     """
+    model, _, version = model.partition("@")
+    if version:
+        if step is not None or not version.isdigit():
+            raise typer.BadParameter("write MODEL@STEP, or MODEL STEP.", param_hint="MODEL")
+        step = int(version)
     history = find_history(model, path)
     if step is None:
         _show_metrics(history, metric, path, json=json)

@@ -31,13 +31,13 @@ from art.cli.targets import (
 def train(
     rollout: RolloutArgument,
     scenarios: ScenariosOption,
-    model: Annotated[str, typer.Option(metavar="PROJECT/NAME", help="The model; the same one is taken up again.")],
+    model: Annotated[str, typer.Option(metavar="PROJECT/NAME", help="The model; the same one resumes.")],
     steps: Annotated[int, typer.Option(min=1, help="Training steps in all.")],
     base_model: BaseModelOption = BASE_MODEL,
     groups_per_step: GroupsPerStepOption = 8,
     group_size: GroupSizeOption = 8,
     learning_rate: Annotated[float, typer.Option(help="Learning rate of the adapter.")] = 1e-5,
-    max_staleness: Annotated[int, typer.Option(min=0, help="Policy versions that a rollout may be old.")] = 0,
+    max_staleness: Annotated[int, typer.Option(min=0, help="How many policy versions behind a rollout may be.")] = 0,
     timeout: TimeoutOption = None,
     eval_scenarios: Annotated[
         str | None,
@@ -54,7 +54,7 @@ def train(
     api_key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a model at your agent's task. The same command takes it up again.
+    """Train a model at your agent's task. The same command resumes it.
 
     The function takes a model and a scenario, and returns a Trajectory with its reward.
     """

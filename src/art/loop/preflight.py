@@ -15,6 +15,8 @@ from art.gather import progress_bar
 from art.logs.directories import get_output_dir_from_model_properties
 from art.logs.rows import is_trainable
 from art.loop.advice import Preflight
+from art.loop.groups import ScenarioCursor
+from art.loop.rollouts import GroupRunner, HoldClock, RolloutFn, roll_out_each
 from art.rollouts.references import find_reference
 from art.rollouts.rollout import fill_in, read_conversations
 from art.trajectories import PydanticException, Trajectory, TrajectoryGroup

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from art.backend import AnyTrainableModel, EngineWatch
-from art.rollouts.failures import GatherContext, set_gather_context
+from art.rollouts.failures import GatherContext, gather_or_cancel, set_gather_context
 from art.trajectories import Trajectory, TrajectoryGroup
 
 ScenarioT = TypeVar("ScenarioT")

@@ -211,7 +211,7 @@ def _check_sizes(**sizes: float | None) -> None:
 
 FEWEST = 50
 """A sequence of fewer scenarios is trained on as a whole, unless other ones are given for evaluation."""
-SHARE, MOST = 0.1, 64
+SHARE, MOST_HELD_OUT = 0.1, 64
 
 
 def hold_out(
@@ -224,7 +224,7 @@ def hold_out(
     """
     if not isinstance(scenarios, Sequence) or len(scenarios) < FEWEST:
         return scenarios, ()
-    count = max(min(int(SHARE * len(scenarios)), step_rollouts, MOST), 1)
+    count = max(min(int(SHARE * len(scenarios)), step_rollouts, MOST_HELD_OUT), 1)
     return scenarios[:-count], scenarios[-count:]
 
 

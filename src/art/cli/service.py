@@ -1,0 +1,47 @@
+"""``art serve`` and ``art export``: the backend's own commands, with its options."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any, NoReturn
+
+import typer
+
+from art.cli.targets import fail
+
+FORWARDED: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Settings of a command whose arguments, ``--help`` included, are the backend's."""
+
+
+def serve(context: typer.Context) -> None:
+    """Serve models and train them, for programs on this machine or others.
+
+    Point art.RemoteBackend(url, api_key) or any OpenAI client at it. Stop it with Ctrl-C.
+    """
+    _forward("serve", context.args)
+
+
+def export(context: typer.Context) -> None:
+    """Write a trained model as a Hugging Face folder, tokenizer included."""
+    _forward("export", context.args)
+
+
+def _forward(command: str, arguments: list[str]) -> NoReturn:
+    if any(find_spec(module) is None for module in ("art_backend", "torch", "fastapi")):
+        fail("The backend is not installed. Install it: pip install 'art-trainer[backend]'")
+    environment, rest = dict(os.environ), iter(arguments)
+    kept: list[str] = []
+    for word in rest:
+        # The key travels in the environment: everyone on the machine can read arguments.
+        if word == "--api-key":
+            environment["ART_API_KEY"] = next(rest, "")
+        elif word.startswith("--api-key="):
+            environment["ART_API_KEY"] = word.partition("=")[2]
+        else:
+            kept.append(word)
+    start = [sys.executable, "-c", "from art_backend.__main__ import main; main('art')", command, *kept]
+    if {"--help", "-h"} & set(kept):
+        raise typer.Exit(subprocess.run(start, env=environment, check=False).returncode)
+    # The service takes this process's place, so that signals and exit codes are its own.
+    os.execve(sys.executable, start, environment)
