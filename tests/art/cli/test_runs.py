@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from art.cli import app
-from art.cli.runs import find_histories
+from art.cli.runs import find_histories, find_model
 
 
 @pytest.fixture
@@ -52,6 +52,30 @@ def test_show_draws_rewards_and_losses(art_path: Path, name: str) -> None:
     assert "games/pupil, 3 steps" in result.stdout
     assert ["train/reward", "-0.3", "0.6", "0.6", "▁▄█"] in [line.split() for line in result.stdout.splitlines()]
     assert ["loss/entropy", "1", "0.5", "█▅▁"] in [line.split() for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("target", "found"),
+    [
+        ("pupil", ("games", "pupil", None)),
+        ("pupil@2", ("games", "pupil", 2)),
+        ("games/pupil@2", ("games", "pupil", 2)),
+        ("elsewhere/model", ("elsewhere", "model", None)),
+    ],
+)
+def test_a_model_needs_its_project_only_where_it_is_not_known(art_path: Path, target: str, found: object) -> None:
+    assert find_model(target, art_path, "MODEL") == found
+
+
+def test_a_step_may_stand_in_the_name_or_behind_it(art_path: Path) -> None:
+    shown = [
+        CliRunner().invoke(app, ["show", *words, "--path", str(art_path)]).stderr
+        for words in (["pupil@9"], ["pupil", "9"])
+    ]
+    assert shown[0] == shown[1]
+    assert "No rollouts of step 9" in shown[0]
+    twice = CliRunner().invoke(app, ["show", "pupil@9", "9", "--path", str(art_path)])
+    assert twice.exit_code == 2
 
 
 def test_an_unknown_model_or_metric_lists_the_known_ones(art_path: Path) -> None:
