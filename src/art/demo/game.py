@@ -19,10 +19,10 @@ class Outcome(StrEnum):
     """How a game ended, seen by the agent."""
 
     WIN = "win"
-    DRAW = "draw"
-    LOSS = "loss"
     ILLEGAL = "illegal"
     """The agent's answer was not the number of a free square."""
+    DRAW = "draw"
+    LOSS = "loss"
 
 
 def free_squares(board: str) -> list[int]:

@@ -5,7 +5,7 @@ import math
 import statistics
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -42,6 +42,10 @@ COLUMNS = (
     Column("entropy", 7),
     Column("time", 5),
     Column("left", 5),
+)
+"""The most important first: ``used`` counts groups with a learning signal, ``distinct`` is the share of answers that differ. The
+rollouts' own metrics follow, then ``ENGINE_COLUMNS``."""
+ENGINE_COLUMNS = (
     Column("cost", 6),
     Column("tokens/s", 8),
     Column("busy", 5),
@@ -50,7 +54,6 @@ COLUMNS = (
     Column("in flight", 9),
     Column("stale", 5),
 )
-"""The most important first: ``used`` counts groups with a learning signal, ``distinct`` is the share of answers that differ."""
 _SHARES = tuple(f"throughput/engine_{part}_share" for part in ("busy", "idle", "paused"))
 
 
@@ -82,6 +85,9 @@ class LoopDisplay:
         """Of each split, the steps that were evaluated and the mean reward of each scenario then."""
         self._begun_at, self._unevaluated = 0, False
         self._doing = "starting"
+        self._columns: tuple[Column, ...] = ()
+        self._named: list[str] = []
+        """The rollouts' metrics that have a column: those of the first step."""
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._console.quiet:
@@ -110,7 +116,7 @@ class LoopDisplay:
             self._say(
                 f"The last {held_out} scenarios are held out: evaluated, never trained on (eval_scenarios=[] trains on all)."
             )
-        self._print_row([column.heading for column in COLUMNS], style="bold")
+        self._columns = ()
         self._doing = "rolling out"
 
     def training(self, step: int, groups: int) -> None:
@@ -119,10 +125,15 @@ class LoopDisplay:
     def trained(self, report: StepReport) -> None:
         self._doing = "rolling out"
         self._recent.append(report.wall_s)
-        self._print_row(self._row(report))
+        trajectories = [one for group in report.batch.groups for one in group]
+        self._print_headings(trajectories)
+        self._print_row(self._row(report, trajectories))
 
     def evaluated(self, step: int, splits: Mapping[str, Evaluated]) -> None:
         for split, items in splits.items():
+            self._print_headings(
+                one for item in items for one in ([item] if isinstance(item, Trajectory) else item.trajectories)
+            )
             rewards = [
                 [trajectory.reward for trajectory in ([item] if isinstance(item, Trajectory) else item.trajectories)]
                 for item in items
@@ -163,11 +174,20 @@ class LoopDisplay:
         shown = break_lines(text, self._console.width) if self._console.is_terminal else text
         self._console.print(shown, markup=False, soft_wrap=True)
 
+    def _print_headings(self, trajectories: Iterable[Trajectory]) -> None:
+        """Print them once, when the rollouts' metrics are known."""
+        if self._columns:
+            return
+        self._named = list(dict.fromkeys(name for one in trajectories for name in one.metrics))
+        own = (Column(name, max(len(name), 5)) for name in self._named)
+        self._columns = (*COLUMNS, *own, *ENGINE_COLUMNS)
+        self._print_row([column.heading for column in self._columns], style="bold")
+
     def _print_row(self, cells: Sequence[str], style: str = "") -> None:
         """Print as many columns as fit the terminal; into a file, all of them."""
         room = self._console.width if self._console.is_terminal else sys.maxsize
         line = ""
-        for column, cell in zip(COLUMNS, cells, strict=True):
+        for column, cell in zip(self._columns, cells, strict=True):
             longer = f"{line} {cell:>{column.width}}" if line else f"{cell:>{column.width}}"
             if len(longer) > room:
                 break
@@ -184,8 +204,8 @@ class LoopDisplay:
             overflow="ellipsis",
         )
 
-    def _row(self, report: StepReport) -> list[str]:
-        """The cells of ``COLUMNS``."""
+    def _row(self, report: StepReport, trajectories: Sequence[Trajectory]) -> list[str]:
+        """The cells of the columns."""
         metrics, groups = report.metrics, report.batch.groups
         means = [statistics.fmean(one.reward for one in group) for group in groups if group.trajectories]
         used = metrics.get(USED, sum(map(is_trainable, groups)))
@@ -201,6 +221,10 @@ class LoopDisplay:
             f"{metrics[ENTROPY]:.2f}" if ENTROPY in metrics else "–",
             _clock(report.wall_s),
             self._left(report.step),
+            *(
+                _show_metric([float(one.metrics[name]) for one in trajectories if name in one.metrics])
+                for name in self._named
+            ),
             self._cost(),
             rate,
             *shares,
@@ -231,6 +255,14 @@ def show_interval(found: Interval | None) -> str:
         return "–"
     half = found.high - found.value
     return f"{found.value:+.3f} ± {half:.3f}" if math.isfinite(half) else f"{found.value:+.3f}"
+
+
+def _show_metric(values: Sequence[float]) -> str:
+    """The mean; of zeros and ones, as a percentage."""
+    if not values:
+        return "–"
+    mean = statistics.fmean(values)
+    return f"{100 * mean:.0f} %" if {*values} <= {0.0, 1.0} else f"{mean:.3g}"
 
 
 def _mean_of(means: Sequence[float | None]) -> Interval | None:

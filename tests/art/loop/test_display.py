@@ -18,8 +18,8 @@ def metrics():
 
 
 async def test_a_line_tells_of_a_step_what_was_promised(make_model, backend, metrics, capsys):
-    """Step, reward with its interval, groups used, distinct answers, entropy, time, time left, cost, tokens/s, the engine's
-    time, groups in flight, stale groups."""
+    """Step, reward with its interval, groups used, distinct answers, entropy, time, time left, the rollouts' metrics, cost,
+    tokens/s, the engine's time, groups in flight, stale groups."""
     model = await make_model()
     train = backend.train
 
@@ -33,7 +33,9 @@ async def test_a_line_tells_of_a_step_what_was_promised(make_model, backend, met
         mine = turns[scenario] = turns.get(scenario, -1) + 1
         said = f"{scenario}" if scenario % 2 else f"{scenario} {mine}"
         return art.Trajectory(
-            messages_and_choices=[{"role": "assistant", "content": said}], reward=float(mine * (scenario % 2))
+            messages_and_choices=[{"role": "assistant", "content": said}],
+            reward=float(mine * (scenario % 2)),
+            metrics={"odd": scenario % 2 == 1, "turns": mine + 1, **({"late": 7.0} if scenario > 1 else {})},
         )
 
     backend.train = told
@@ -42,21 +44,23 @@ async def test_a_line_tells_of_a_step_what_was_promised(make_model, backend, met
     shown = capsys.readouterr().err.splitlines()
     heading = next(line for line in shown if "reward" in line)
     assert heading.split() == [
-        "step", "reward", "±", "95", "%", "used", "distinct", "entropy", "time", "left", "cost", "tokens/s", "busy", "idle",
-        "paused", "in", "flight", "stale",
+        "step", "reward", "±", "95", "%", "used", "distinct", "entropy", "time", "left", "odd", "turns", "cost", "tokens/s",
+        "busy", "idle", "paused", "in", "flight", "stale",
     ]  # fmt: skip
     first, second = (line for line in shown if "±" in line and line is not heading)
-    step, mean, _, half, used, distinct, _, entropy, time, left, cost, rate, *shares, in_flight, stale = first.split()
+    step, mean, _, half, used, distinct, _, entropy, time, left, *cells = first.split()
+    odd, _, turns, cost, rate, *shares, in_flight, stale = cells
     assert (step, mean, half) == ("1", "+0.250", "3.177"), "of two groups, 0 and 0.5: 12.706 · 0.354 / √2"
     assert (used, distinct, entropy) == ("1/2", "75", "0.42")
     assert float(rate) > 0
     assert shares == ["61", "%", "5", "%", "34", "%"]
     assert (int(in_flight), stale) == (2, "0")
     assert (time.count(":"), left.count(":")) == (1, 1)
+    assert (odd, turns) == ("50", "1.5"), "the rollouts' own metrics: a share, and a mean"
     assert cost == "$0.75"
     cells = second.split()
     assert cells[0] == "2"
-    assert cells[9:11] == ["0:00", "$1.50"], "nothing is left"
+    assert (cells[9], cells[13]) == ("0:00", "$1.50"), "nothing is left"
 
 
 async def test_the_end_says_where_to_look(make_model, capsys, tmp_path, monkeypatch):
