@@ -186,10 +186,11 @@ def test_a_damaged_adapter_is_not_served(tmp_path, tiny_model_path):
     adapter.write_bytes(content)
     (tmp_path / "ready.json").unlink()
     service = Service(tmp_path, tiny_model_path)
+    # Waits for the engine; a call that waits long is kept alive, and then no longer free to answer with another status.
+    assert service.chat(service.rollout()["api_key"], model="m@0").status_code == 200
     answer = service.chat(service.rollout()["api_key"])
     assert answer.status_code == 507, answer.text
     message = answer.json()["error"]["message"]
     assert "checkpoint of step 1 is damaged" in message
     assert adapter.name in message
-    assert service.chat(service.rollout()["api_key"], model="m@0").status_code == 200
     service.stop()

@@ -17,7 +17,12 @@ LONG_TAIL = 3.0
 
 @dataclass(frozen=True)
 class Preflight:
-    """What a few groups were like. Shares are between 0 and 1; what could not be measured is ``None``."""
+    """What a few groups were like. Shares are between 0 and 1; what could not be measured is ``None``.
+
+    >>> found = await art.preflight(model, rollout, ["a", "b"], groups=2, group_size=2)
+    >>> found.can_learn in (True, False)
+    True
+    """
 
     groups: int
     group_size: int

@@ -22,7 +22,12 @@ EvalFn: TypeAlias = Callable[[AnyTrainableModel, int], Awaitable[Evaluated | Map
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """How a run ended."""
+    """How a run ended.
+
+    >>> run = await art.train(model, rollout, ["a"], steps=1, groups_per_step=1, group_size=2, show_progress=False)
+    >>> run.stopped
+    False
+    """
 
     step: int
     """The policy version that is served."""
