@@ -236,6 +236,7 @@ def _listen(host: str, port: int, bound: int | None = None) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, fileno=bound)
+    listener.set_inheritable(False)  # uvloop closes nothing in children: engines and trainers would have the port too
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         if bound is None:

@@ -1,15 +1,18 @@
 """The service as a command: one per directory, and Ctrl-C at any time."""
 
+import asyncio
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import time
 
 import pytest
+import uvloop
 
-from art_backend.command import claim_directory
+from art_backend.command import _listen, claim_directory
 from art_backend.errors import ConflictError
 from art_backend.process import ChildProcess
 from art_backend.service import Service
@@ -51,6 +54,25 @@ async def test_only_its_user_may_read_what_a_service_stores(tmp_path):
                 (directory / name).chmod(0o644)
     finally:
         os.umask(before)
+
+
+async def has(descriptor):
+    """Whether a child of this process has a descriptor."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", f"import os; os.fstat({descriptor})", stderr=asyncio.subprocess.DEVNULL
+    )
+    return await child.wait() == 0
+
+
+def test_a_socket_to_listen_on_is_not_handed_on_to_children():
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        given = os.dup(bound.fileno())
+        os.set_inheritable(given, True)  # as it comes from LocalBackend
+        assert uvloop.run(has(given))
+        with _listen("127.0.0.1", 0, given) as listener:
+            assert not uvloop.run(has(listener.fileno()))
+            socket.create_connection(bound.getsockname()).close()
 
 
 @pytest.mark.parametrize("after_s", [0.15, 0.6, 1.5])
