@@ -110,6 +110,12 @@ def test_a_service_that_cannot_start_shows_the_tail_of_its_log(tmp_path, quick_s
         asyncio.run(backend.get_health())
 
 
+@pytest.mark.parametrize("given", [["--port", "8123"], ["--host=0.0.0.0"]])
+def test_the_address_of_the_service_is_not_the_callers_to_choose(tmp_path, given):
+    with pytest.raises(ValueError, match=rf"serve_arguments: {given[0].split('=')[0]}.* RemoteBackend"):
+        art.LocalBackend(path=tmp_path, serve_arguments=given)
+
+
 def dedicated(name: str, trainer: list[int], inference: list[int]) -> art.TrainableModel:
     devices = {"trainer_gpu_ids": trainer, "inference_gpu_ids": inference}
     return art.TrainableModel(name=name, project="p", base_model="b", _internal_config=devices)

@@ -47,7 +47,10 @@ class LocalBackend(RemoteBackend):
         path: Directory of everything: metrics, trajectories, checkpoints. ``None`` means ``.art`` in the repository.
         gpu_cost_per_hour_usd: Price of one device's hour, for ``costs/gpu``.
         user_code: Directory whose modules may define advantages and losses for ``train``; ``None`` means that of the program.
-        serve_arguments: More arguments for ``art_backend serve``.
+        serve_arguments: More arguments for ``art_backend serve``; not its ``--host`` and ``--port``.
+
+    Raises:
+        ValueError: ``serve_arguments`` name an address.
 
     >>> backend = art.LocalBackend(path="runs")  # nothing runs before it is needed
     >>> await backend.close()
@@ -66,11 +69,17 @@ class LocalBackend(RemoteBackend):
     ) -> None:
         if in_process:
             warnings.warn("in_process has no effect: the service always runs in a process of its own.", stacklevel=2)
+        arguments = list(serve_arguments or [])
+        if taken := [word for word in arguments if word.partition("=")[0] in ("--host", "--port")]:
+            raise ValueError(
+                f"serve_arguments: {taken[0]} has no effect, since this backend listens on a free loopback port. For another address, run "
+                "`art serve` and connect to it with RemoteBackend."
+            )
         super().__init__("http://127.0.0.1", "", gpu_cost_per_hour_usd=gpu_cost_per_hour_usd)
         self._path = Path(path or get_default_art_path()).resolve()
         self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
         own_code = Path(user_code).resolve() if user_code is not None else _program_directory()
-        self._service = ServiceProcess(self._path, ["--user-code", str(own_code), *(serve_arguments or [])])
+        self._service = ServiceProcess(self._path, ["--user-code", str(own_code), *arguments])
         self._client = None
         self._death_reported = False
         self._devices: list[str] = []
