@@ -9,6 +9,7 @@ import typer
 
 import art
 from art.cli import app
+from art_backend.command import cli
 from art_backend.devices import Placement, parse_device_list
 from art_backend.planning.architecture import KNOWN
 from art_backend.planning.memory import GIB, MemoryPlan, Wanted, plan
@@ -69,7 +70,8 @@ def test_one_cell_by_hand():
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_the_commands_are_understood(words):
-    command = typer.main.get_command(app).commands[words[0]]
+    commands = typer.main.get_command(app).commands | typer.main.get_command(cli).commands  # art hands serve on
+    command = commands[words[0]]
     given = command.make_context(words[0], words[1:]).params
     if words[0] == "serve":
         devices = [
