@@ -8,12 +8,12 @@ import sys
 import textwrap
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeAlias
 
-from art.wire import JobEvent, TrainProgress
-
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the command line prints its help without loading pydantic
     from rich.console import Console
+
+    from art.wire import JobEvent
 
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -95,7 +95,7 @@ def path_option(directory: Path) -> str:
     return "" if directory.resolve() == Path(".art").resolve() else f" --path {shlex.quote(str(directory))}"
 
 
-Show = Callable[[JobEvent], None]
+Show: TypeAlias = "Callable[[JobEvent], None]"
 
 _LABELS = {
     "holding": "waiting for model calls to finish",
@@ -129,6 +129,8 @@ def _bar(name: str) -> Generator[Show]:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
     from rich.table import Column
 
+    from art.wire import TrainProgress
+
     columns = (
         TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
         BarColumn(bar_width=16),
@@ -139,7 +141,7 @@ def _bar(name: str) -> Generator[Show]:
         task = progress.add_task(f"{name} queued", total=None)
         phase = ""
 
-        def show(event: JobEvent) -> None:
+        def show(event: "JobEvent") -> None:
             nonlocal task, phase
             if event.type == "progress":
                 step = TrainProgress.model_validate(event.data)
@@ -163,7 +165,9 @@ class _Lines:
         self._name = name
         self._phase = ""
 
-    def __call__(self, event: JobEvent) -> None:
+    def __call__(self, event: "JobEvent") -> None:
+        from art.wire import TrainProgress
+
         if event.type == "progress":
             step = TrainProgress.model_validate(event.data)
             if step.phase != self._phase:
@@ -173,7 +177,7 @@ class _Lines:
             _print_warning(event)
 
 
-def _print_warning(event: JobEvent) -> None:
+def _print_warning(event: "JobEvent") -> None:
     if event.type == "warning":
         say(f"warning: {event.data['message']}")
 
