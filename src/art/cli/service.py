@@ -34,8 +34,8 @@ def _forward(command: str, arguments: list[str]) -> NoReturn:
     kept: list[str] = []
     for word in rest:
         # The key travels in the environment: everyone on the machine can read arguments.
-        if word == "--api-key":
-            environment["ART_API_KEY"] = next(rest, "")
+        if word == "--api-key" and (key := next(rest, None)) is not None:
+            environment["ART_API_KEY"] = key
         elif word.startswith("--api-key="):
             environment["ART_API_KEY"] = word.partition("=")[2]
         else:

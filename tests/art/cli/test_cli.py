@@ -78,7 +78,7 @@ def test_no_argument_shows_the_help() -> None:
 def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys\nfrom art.cli import app\n"
-        "heavy = {'torch', 'openai', 'httpx', 'art_backend', 'transformers', 'matplotlib'} & set(sys.modules)\n"
+        "heavy = {'torch', 'openai', 'httpx', 'art_backend', 'transformers', 'matplotlib', 'pydantic'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -112,6 +112,12 @@ def test_a_bad_option_is_named(arguments: list[str], named: str) -> None:
     assert named in finished.stderr
     assert f"Usage: art {arguments[0]}" in finished.stderr
     assert "Traceback" not in finished.stderr
+
+
+def test_a_key_that_was_forgotten_is_not_made_up(tmp_path: Path) -> None:
+    finished = art("serve", "--port", "0", "--path", str(tmp_path), "--api-key")
+    assert finished.returncode == 2
+    assert "'--api-key' requires an argument" in finished.stderr
 
 
 def test_a_model_that_does_not_exist_ends_the_demo_with_the_reason(tmp_path: Path) -> None:
