@@ -77,20 +77,25 @@ def runs(path: SearchedPath = Path(".art"), json: JsonOption = False) -> None:
     Console(highlight=False).print(table)
 
 
-def find_history(model: str, path: Path) -> History:
-    """The model of this name, with or without its project. Fails unless exactly one matches."""
+def find_history(model: str, path: Path, remedy: str = "") -> History:
+    """The model of this name, with or without its project. Fails with the ``remedy`` unless exactly one matches."""
     histories = find_histories(path)
     found = [history for history in histories if model in (history.title, history.directory.name)]
     if len(found) != 1:
         known = ", ".join(history.title for history in histories) or "none"
-        fail(f"{'Several models are' if found else 'No model is'} named {model!r} in {path}. Models there: {known}.")
+        fail(
+            f"{'Several models are' if found else 'No model is'} named {model!r} in {path}. Models there: {known}.{remedy}"
+        )
     return found[0]
 
 
 def find_model(target: str, path: Path, parameter: str) -> tuple[str, str, int | None]:
     """``PROJECT/NAME`` or ``PROJECT/NAME@STEP``; without its project, the one model of this name that was logged in ``path``."""
     name, at, step = target.partition("@")
-    return split_model(target if "/" in name else f"{find_history(name, path).title}{at}{step}", parameter)
+    if "/" not in name:
+        found = find_history(name, path, f" Write {parameter} as PROJECT/NAME, which needs no logs here.")
+        target = f"{found.title}{at}{step}"
+    return split_model(target, parameter)
 
 
 def sparkline_of(values: list[float]) -> str:

@@ -67,6 +67,12 @@ def test_a_model_needs_its_project_only_where_it_is_not_known(art_path: Path, ta
     assert find_model(target, art_path, "MODEL") == found
 
 
+def test_a_model_that_was_logged_elsewhere_needs_its_project(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["delete", "far", "--yes", "--backend", "http://gpu-box", "--path", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "Write MODEL as PROJECT/NAME" in result.stderr
+
+
 def test_a_step_may_stand_in_the_name_or_behind_it(art_path: Path) -> None:
     shown = [
         CliRunner().invoke(app, ["show", *words, "--path", str(art_path)]).stderr
