@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextvars import ContextVar, Token
 from typing import Any, ParamSpec, Self, TypeVar, Unpack, cast
 
-from art.logs.costs import Prices, TokenPricing, extract_response_cost
+from art.logs.costs import Prices, TokenPricing, check_prices, extract_response_cost
 
 __all__ = [
     "MetricsBuilder",
@@ -321,6 +321,7 @@ def track_api_cost(
         prices: Dollars per million tokens; see ``Prices``.
 
     Raises:
+        TypeError: A price by an unknown name.
         ValueError: A name is blank; when called, the cost cannot be known.
 
     >>> @track_api_cost(
@@ -341,6 +342,7 @@ def track_api_cost(
     for label, value in (("source", source), ("provider", provider), ("model_name", model_name)):
         if not value.strip():
             raise ValueError(f"{label} must not be blank.")
+    check_prices(prices)
 
     def book(result: Any) -> None:
         try:

@@ -224,6 +224,10 @@ async def test_tracking_calls():
         arguments = {"source": "s", "provider": "p", "model_name": "m", blank: " "}
         with pytest.raises(ValueError, match=blank):
             track_api_cost(**arguments)
+    with pytest.raises(TypeError, match=r"Unknown prices: prompt_price\. Known are: prompt_price_per_million"):
+        track_api_cost(source="s", provider="p", model_name="m", prompt_price=2.0)
+    with pytest.raises(TypeError, match="Unknown prices: prompt_price"):
+        builder.add_response_cost("s", {"usage": {"cost": 1.0}}, provider="p", model_name="m", prompt_price=2.0)
 
 
 async def test_summary_of_a_batch():

@@ -34,6 +34,13 @@ class Prices(TypedDict, total=False):
     cache_read_price_per_million: float | None
 
 
+def check_prices(prices: Prices) -> None:
+    """Raises TypeError: A price by a name that is none of ``Prices``."""
+    known = Prices.__annotations__
+    if unknown := sorted(prices.keys() - known.keys()):
+        raise TypeError(f"Unknown prices: {', '.join(unknown)}. Known are: {', '.join(known)}.")
+
+
 @dataclass(frozen=True)
 class _Tokens:
     """What a response counts. ``prompt`` holds neither kind of cached tokens."""
@@ -53,9 +60,11 @@ def extract_response_cost(
         model_name: Whose prices are taken; never the name that the response gives.
 
     Raises:
+        TypeError: A price by an unknown name.
         ValueError: The response states no cost, and none can be computed.
         MissingExtraError: No prices are given, and ``genai-prices`` is not installed.
     """
+    check_prices(prices)
     if (stated := _stated_cost(response)) is not None:
         return stated
     provider = provider.strip().lower()
