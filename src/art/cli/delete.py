@@ -25,7 +25,7 @@ def delete(
     api_key: KeyOption = None,
 ) -> None:
     """Delete a model: checkpoints, captured rollouts, metrics, logged trajectories."""
-    project, name, step = find_model(model, path, "MODEL")
+    project, name, step = find_model(model, path, "MODEL", local=backend is None)
     if step is not None:
         raise typer.BadParameter("single steps are not deleted; see --checkpoints.", param_hint="MODEL")
     model = f"{project}/{name}"

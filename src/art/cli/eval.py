@@ -112,7 +112,7 @@ async def _open(target: str, service: "RemoteBackend | None", endpoint_key: str,
             report_metrics=[],
         )
     assert service is not None
-    project, name, step = find_model(target, path, "--model")
+    project, name, step = find_model(target, path, "--model", local=isinstance(service, art.LocalBackend))
     return await service.open_model(project, name, step)
 
 

@@ -50,7 +50,7 @@ def preflight(
     The function takes a model and a scenario, and returns a Trajectory with its reward. Exits with 2 if training as it is
     would not help.
     """
-    chosen_model = None if model is None else find_model(model, path, "--model")
+    chosen_model = None if model is None else find_model(model, path, "--model", local=backend is None)
     run, chosen = find_object(rollout, "MODULE:ROLLOUT"), read_scenarios(scenarios, "--scenarios")
 
     async def check() -> Any:

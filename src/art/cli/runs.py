@@ -89,11 +89,17 @@ def find_history(model: str, path: Path, remedy: str = "") -> History:
     return found[0]
 
 
-def find_model(target: str, path: Path, parameter: str) -> tuple[str, str, int | None]:
-    """``PROJECT/NAME`` or ``PROJECT/NAME@STEP``; without its project, the one model of this name that was logged in ``path``."""
+def find_model(target: str, path: Path, parameter: str, *, local: bool) -> tuple[str, str, int | None]:
+    """``PROJECT/NAME`` or ``PROJECT/NAME@STEP``; without its project, the one model of this name that was logged in ``path``.
+
+    Args:
+        local: The backend is that of ``path``. Fails if the model was logged deeper, in the directory of another one.
+    """
     name, at, step = target.partition("@")
     if "/" not in name:
         found = find_history(name, path, f" Write {parameter} as PROJECT/NAME, which needs no logs here.")
+        if local and (home := found.directory.parents[2]) != path:
+            fail(f"{found.title} is a model of another directory: give --path {home}.")
         target = f"{found.title}{at}{step}"
     return split_model(target, parameter)
 

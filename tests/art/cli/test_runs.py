@@ -64,13 +64,22 @@ def test_show_draws_rewards_and_losses(art_path: Path, name: str) -> None:
     ],
 )
 def test_a_model_needs_its_project_only_where_it_is_not_known(art_path: Path, target: str, found: object) -> None:
-    assert find_model(target, art_path, "MODEL") == found
+    assert find_model(target, art_path, "MODEL", local=False) == found
 
 
 def test_a_model_that_was_logged_elsewhere_needs_its_project(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["delete", "far", "--yes", "--backend", "http://gpu-box", "--path", str(tmp_path)])
     assert result.exit_code == 1
     assert "Write MODEL as PROJECT/NAME" in result.stderr
+
+
+def test_a_model_of_another_directory_names_it(art_path: Path) -> None:
+    home = art_path / "demo/seed-1"
+    assert find_model("pupil@2", home, "MODEL", local=True) == ("games", "pupil", 2)
+    result = CliRunner().invoke(app, ["delete", "pupil", "--yes", "--path", str(art_path)])
+    assert result.exit_code == 1
+    assert f"give --path {home}" in result.stderr
+    assert (home / "games/models/pupil/history.jsonl").exists()
 
 
 def test_a_step_may_stand_in_the_name_or_behind_it(art_path: Path) -> None:
