@@ -251,7 +251,7 @@ async def test_configs_trajectories_and_backends_of_another_type_are_named(servi
     backend = art.RemoteBackend(service.url, "service-key")
     with pytest.raises(TypeError, match=r"^model is a str, not an art\.TrainableModel"):
         await backend.train("m", [])
-    with pytest.raises(TypeError, match=r"^groups must be a list of art\.TrajectoryGroup, not NoneType"):
+    with pytest.raises(TypeError, match=r"^trajectory_groups must be a list of art\.TrajectoryGroup, not NoneType"):
         await backend.train(pupil, None)
     with pytest.raises(TypeError, match=r"^group is a list, not an art\.TrajectoryGroup"):
         await art.rewards.ruler_score_group([])

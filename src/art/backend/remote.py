@@ -214,7 +214,7 @@ class RemoteBackend(ServiceCalls):
         check_kind(model, TrainableModel, "model")
         if not isinstance(cast(Any, trajectory_groups), Iterable):
             raise TypeError(
-                f"groups must be a list of art.TrajectoryGroup, not {type(trajectory_groups).__name__}. Nothing was sent."
+                f"trajectory_groups must be a list of art.TrajectoryGroup, not {type(trajectory_groups).__name__}. Nothing was sent."
             )
         groups = list(trajectory_groups)
         wire_options = build_options(learning_rate, options)
