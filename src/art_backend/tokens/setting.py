@@ -109,9 +109,12 @@ _STRFTIME_NOW = (
     f"{{%- set directive = part[:2] if part[:1] in {_FLAGS} else part[:1] -%}}"
     f"{{{{- {_MOMENT}[directive] if directive in {_MOMENT}"
     " else raise_exception('strftime_now: unknown directive %' ~ directive) -}}{{- part[directive | length:] -}}"
-    "{%- endif -%}{%- endfor -%}{%- endfor -%}{%- endmacro +%}"
+    "{%- endif -%}{%- endfor -%}{%- endfor -%}{%- endmacro %}\n"
 )
-"""Replaces the template's ``strftime_now``, which knows only the present. A macro, because templates receive data alone."""
+"""Replaces the template's ``strftime_now``, which knows only the present. A macro, because templates receive data alone.
+
+Its own line, which transformers' ``trim_blocks`` removes: what follows begins a line, as ``lstrip_blocks`` looks for.
+"""
 
 _chance = threading.Lock()
 

@@ -133,6 +133,19 @@ def test_the_time_of_a_template_is_formatted_as_by_strftime(form):
     assert ours == plain[:1] + f"{text}|{text}" + plain[1:]
 
 
+@pytest.mark.parametrize(
+    "beginning", ["", "\n", "  {% if true %}a{% endif %}", "\n  {% if true %}\na{% endif %}", "  x\n"]
+)
+def test_the_white_space_where_a_template_begins_is_as_without_the_time(beginning):
+    tokenizer, moment = build_tiny_tokenizer(), Setting(began=1.7e9)
+    for text in ("{{ '2023' }}", "{{ strftime_now('%Y') }}"):
+        tokenizer.chat_template = beginning + text + CHAT_TEMPLATE
+        written = setting.apply_template(tokenizer, HELLO, None, moment, generation_prompt=True)
+        assert written == tokenizer.apply_chat_template(
+            HELLO, tokenize=False, add_generation_prompt=True, chat_template=beginning + "2023" + CHAT_TEMPLATE
+        )
+
+
 def test_a_time_format_that_is_no_directive_is_refused():
     with pytest.raises(BadRequestError, match="unknown directive %5"):
         renderer_of("{{ strftime_now('%5d') }}" + CHAT_TEMPLATE).render(HELLO)
