@@ -52,14 +52,9 @@ def check_extent(body: Mapping[str, Any], size: int) -> None:
     Raises:
         BadRequestError: A list is too long; the error names it and the limit.
     """
-    for name in ("messages", "input"):
+    for name in ("messages", "input", "system"):
         if isinstance(messages := body.get(name), list):
-            count = len(messages)
-            if count <= MAX_MESSAGES:
-                whole = [message for message in messages if isinstance(message, dict)]
-                parts = [message.get(name) for message in whole for name in ("content", "tool_calls")]
-                count += sum(len(part) for part in parts if isinstance(part, list))
-            _check(name, count, MAX_MESSAGES, "messages, parts and calls", "shorten the history")
+            _check(name, _count_parts(messages), MAX_MESSAGES, "messages, parts and calls", "shorten the history")
     if isinstance(tools := body.get("tools"), list):
         _check("tools", len(tools), MAX_TOOLS, "tools", "offer fewer")
         if size > MAX_TOOL_BYTES:
@@ -74,6 +69,19 @@ def check_extent(body: Mapping[str, Any], size: int) -> None:
             check_choices(len(prompts))
         ids = len(prompts) + sum(len(prompt) for prompt in prompts[:MAX_CHOICES] if isinstance(prompt, list))
         _check("prompt", ids, MAX_PROMPT_IDS, "token ids", "send fewer")
+
+
+def _count_parts(messages: list[Any]) -> int:
+    """Messages and all that they consist of; those of a list that is too long are not counted any more."""
+    count, layer = 0, messages
+    while layer:
+        count += len(layer)
+        if count > MAX_MESSAGES:
+            return count
+        holders = [one for one in layer if isinstance(one, dict)]
+        parts = [one.get(name) for one in holders for name in ("content", "tool_calls", "output", "summary")]
+        layer = [inner for part in parts if isinstance(part, list) for inner in part]
+    return count
 
 
 def check_choices(count: int) -> None:

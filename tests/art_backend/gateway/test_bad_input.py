@@ -7,10 +7,13 @@ import httpx
 import openai
 import pytest
 
+from art_backend.errors import BadRequestError
 from art_backend.gateway.dialects.chat import ChatRequest
+from art_backend.gateway.dialects.chat_messages import read_tools
 from art_backend.gateway.dialects.completions import CompletionsRequest
 from art_backend.gateway.dialects.messages import MessagesRequest
 from art_backend.gateway.dialects.responses import ResponsesRequest
+from art_backend.gateway.limits import MAX_MESSAGES, check_extent
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -98,6 +101,36 @@ PROTOCOLS = {
     "responses": (ResponsesRequest, {"input": "Hello"}),
     "messages": (MessagesRequest, {"messages": HELLO, "max_tokens": 9}),
 }
+
+
+RESULT = {"type": "tool_result", "tool_use_id": "x"}
+
+
+@pytest.mark.parametrize(
+    ("holder", "body"),
+    [
+        ("messages", lambda parts: {"messages": [{"role": "user", "content": parts}]}),
+        ("system", lambda parts: {"system": parts}),
+        ("messages", lambda parts: {"messages": [{"role": "user", "content": [{**RESULT, "content": parts}]}]}),
+        ("input", lambda parts: {"input": [{"type": "function_call_output", "output": parts}]}),
+        ("input", lambda parts: {"input": [{"type": "reasoning", "summary": parts}]}),
+    ],
+)
+def test_parts_are_counted_wherever_they_stand(holder, body):
+    check_extent(body(["a"] * (MAX_MESSAGES - 2)), 0)
+    with pytest.raises(BadRequestError, match="the limit is 10000") as caught:
+        check_extent(body(["a"] * (MAX_MESSAGES + 1)), 0)
+    assert caught.value.param == holder
+
+
+def test_custom_tools_of_wrong_types_are_named():
+    for inner, param in (
+        ({"description": 3}, "tools.0.custom.description"),
+        ({"format": {"type": "grammar", "grammar": "start: /a/"}}, "tools.0.custom.format.grammar"),
+    ):
+        with pytest.raises(BadRequestError) as caught:
+            read_tools([{"type": "custom", "custom": {"name": "f", **inner}}])
+        assert caught.value.param == param
 
 
 @pytest.mark.parametrize("path", PROTOCOLS)

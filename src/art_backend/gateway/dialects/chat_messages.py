@@ -58,7 +58,7 @@ def read_tools(tools: list[dict[str, Any]] | None) -> Toolbox:
             raise wrong(where, "must be an object with type and object 'function' or 'custom'")
         name = read_name(inner, f"{where}.{kind}")
         if kind == "custom":
-            box.add(describe_custom(name, inner), where, alias=Alias(kind, name))
+            box.add(describe_custom(name, inner, f"{where}.{kind}"), where, alias=Alias(kind, name))
         else:
             read_parameters(inner, "parameters", f"{where}.function")
             box.add(tool, f"{where}.function.parameters", strict=inner.get("strict") is True)

@@ -130,7 +130,7 @@ def _read_tool(box: Toolbox, tool: dict[str, Any], where: str, namespace: str | 
         box.add(function, f"{where}.parameters", strict=tool.get("strict") is True, alias=alias)
     elif kind == "custom":
         name = read_name(tool, where)
-        box.add(describe_custom(join(namespace, name), tool), where, alias=Alias("custom", name, namespace))
+        box.add(describe_custom(join(namespace, name), tool, where), where, alias=Alias("custom", name, namespace))
     elif kind == "tool_search":
         parameters = read_parameters(tool, "parameters", where)
         box.add(describe(kind, tool.get("description") or "", parameters), where, alias=Alias(kind, kind))

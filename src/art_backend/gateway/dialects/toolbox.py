@@ -63,12 +63,18 @@ TEXT_INPUT = {"type": "object", "properties": {"input": {"type": "string"}}, "re
 """The schema of a custom tool: OpenAI's name for a tool whose input is plain text."""
 
 
-def describe_custom(name: str, tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A custom tool as a function. The model reads the grammar of its input; nothing enforces it."""
-    description = tool.get("description") or ""
+def describe_custom(name: str, tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A custom tool as a function. The model reads the grammar of its input; nothing enforces it.
+
+    Raises:
+        BadRequestError: Its description or its grammar has a wrong type; the error names it.
+    """
+    description = take(tool, "description", str, where) if tool.get("description") is not None else ""
     form = tool.get("format")
     if isinstance(form, dict) and form.get("type") == "grammar":
-        grammar = form.get("grammar", form)  # chat completions nest it
+        grammar = (
+            take(form, "grammar", dict, f"{where}.format") if "grammar" in form else form
+        )  # chat completions nest it
         description += f"\n\nThe input must match this {grammar.get('syntax')} grammar:\n{grammar.get('definition')}"
     return describe(name, description.strip(), TEXT_INPUT)
 
