@@ -55,7 +55,7 @@ async def test_wrong_types_are_named(gateway):
         ({**good, "max_completion_tokens": 1.5}, "max_completion_tokens"),
         ({**good, "n": 1000}, "n"),
         ({**good, "seed": 2**80}, "seed"),
-        ({**good, "stop": [3]}, "stop"),
+        ({**good, "stop": [3]}, "stop.0"),
         ({**good, "logprobs": "all"}, "logprobs"),
         ({**good, "top_logprobs": 99}, "top_logprobs"),
         ({**good, "logit_bias": {"5": 3}}, "logit_bias"),
@@ -101,6 +101,75 @@ PROTOCOLS = {
     "responses": (ResponsesRequest, {"input": "Hello"}),
     "messages": (MessagesRequest, {"messages": HELLO, "max_tokens": 9}),
 }
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": None}, "model: must be a string."),
+        ({"model": ""}, "model: must not be empty."),
+        ({"messages": []}, "messages: must not be empty."),
+        ({"messages": [*HELLO, 3]}, "messages.1: must be an object."),
+        ({"tools": {}}, "tools: must be a list."),
+        ({"tool_choice": 3}, "tool_choice: must be a string or an object."),
+        ({"stream": 1}, "stream: must be true or false."),
+        ({"temperature": True}, "temperature: must be a number."),
+        ({"temperature": 2.5}, "temperature: must be at most 2."),
+        ({"temperature": float("nan")}, "temperature: must be a finite number."),
+        ({"top_p": 0}, "top_p: must be more than 0."),
+        ({"n": True}, "n: must be an integer."),
+        ({"n": 0}, "n: must be at least 1."),
+        ({"seed": 2**63}, "seed: must be less than 9223372036854775808."),
+        ({"stop": 3}, "stop: must be a string or a list."),
+        ({"stop": ["a", 3]}, "stop.1: must be a string."),
+        ({"stop": ["a"] * 4097}, "stop: must have at most 4096 items."),
+        ({"stop": "a" * 4097}, "stop: must have at most 4096 characters."),
+        ({"guided_json": 3}, "guided_json: must be an object or a string."),
+        ({"structured_outputs": "a"}, "structured_outputs: must be an object."),
+        ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex: must be a string."),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice: must not be empty."),
+        *[
+            (
+                {"structured_outputs": wrong},
+                "structured_outputs: must be an object with one of json, json_object, regex, choice, grammar.",
+            )
+            for wrong in ({}, {"regex": "a", "grammar": "b"}, {"regex": "a", "other": 1}, {"json_object": False})
+        ],
+    ],
+)
+def test_errors_say_what_a_field_must_be(fields, message):
+    with pytest.raises(BadRequestError) as caught:
+        ChatRequest.read({"model": "m", "messages": HELLO, **fields})
+    assert (caught.value.message, caught.value.param) == (message, message.partition(":")[0])
+
+
+def test_a_field_that_is_missing_is_named():
+    with pytest.raises(BadRequestError, match=r"^max_tokens: is required\.$"):
+        MessagesRequest.read({"model": "m", "messages": HELLO})
+
+
+@pytest.mark.parametrize(
+    ("request_type", "name"),
+    [
+        (ChatRequest, "stop"),
+        (ChatRequest, "guided_choice"),
+        (ChatRequest, "structured_outputs.choice"),
+        (ChatRequest, "messages"),
+        (MessagesRequest, "stop_sequences"),
+        (ResponsesRequest, "include"),
+    ],
+)
+def test_of_a_long_list_of_wrong_items_the_first_is_named(request_type, name):
+    """What else is wrong is not even looked at: a body has room for millions of items."""
+    wrong = [3] * 10_000
+    holder, _, kind = name.partition(".")
+    fields = (
+        {"model": "m", "messages": HELLO, "max_tokens": 9} if request_type is not ResponsesRequest else {"model": "m"}
+    )
+    with pytest.raises(BadRequestError) as caught:
+        request_type.read({**fields, holder: {kind: wrong} if kind else wrong})
+    assert caught.value.param == f"{name}.0"
+    assert caught.value.__cause__.error_count() <= 2
 
 
 RESULT = {"type": "tool_result", "tool_use_id": "x"}

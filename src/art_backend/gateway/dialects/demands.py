@@ -107,14 +107,10 @@ def _read_format(form: Any, where: str) -> Demand:
 
 def _read_structured_outputs(request: Request) -> list[Demand]:
     """Read the structures that a request asks for in vLLM's words: a regular expression, a choice, a grammar."""
-    asked = request.structured_outputs.model_dump(by_alias=True) if request.structured_outputs else {}
-    kinds = {kind for kind, value in asked.items() if value not in (None, False)}
-    if asked and (len(kinds) != 1 or not kinds <= set(_KINDS)):
-        raise wrong("structured_outputs", f"must be an object with one of {', '.join(_KINDS)}")
     demands: list[Demand] = []
     for kind in _KINDS:
         for value, where in (
-            (asked.get(kind), f"structured_outputs.{kind}"),
+            (request.structured_outputs and request.structured_outputs.of_kind(kind), f"structured_outputs.{kind}"),
             (getattr(request, f"guided_{kind}", None), f"guided_{kind}"),
         ):
             if value not in (None, False):

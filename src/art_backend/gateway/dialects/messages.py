@@ -5,7 +5,7 @@ A message carries ``art: {turn, rollout, policy_version}``; in a stream the ``me
 
 import json
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Any
 
 import orjson
 from pydantic import Field
@@ -15,7 +15,7 @@ from art_backend.gateway.answers import Answer, Call, Completed
 from art_backend.gateway.dialects.chat_messages import join_text, read_system, split_begun, write_call
 from art_backend.gateway.dialects.demands import read_form, read_words
 from art_backend.gateway.dialects.message_tools import read_tools
-from art_backend.gateway.dialects.requests import ConversationRequest, Messages, take, wrong
+from art_backend.gateway.dialects.requests import ConversationRequest, Messages, StopStrings, take, wrong
 from art_backend.gateway.dialects.responding import Surface
 from art_backend.gateway.sampling import plan_sampling
 from art_backend.gateway.sources import Conversation
@@ -42,7 +42,7 @@ class ThreadUnsupportedError(BadRequestError):
 class _PromptRequest(ConversationRequest):
     messages: Messages
     system: str | list[Any] | None = None
-    stop_sequences: Annotated[list[str], Field(max_length=4096)] | None = None
+    stop_sequences: StopStrings | None = None
     tool_choice: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, model_validator
 
 from art_backend.errors import BadRequestError
 from art_backend.gateway.sampling import Fields, SamplingFields
@@ -91,19 +91,38 @@ REFUSED: Mapping[str, Refused] = {
 """Fields of the official clients and of vLLM that not every protocol honours. Where one is honoured, it is in the protocol's model."""
 
 
-Stop = Annotated[str | list[str] | None, Field(max_length=4096)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+"""A list that may be as long as a body; pydantic would describe each of its wrong items."""
+
+StopStrings = Annotated[Texts, Field(max_length=4096)]
+Stop = Annotated[str, Field(max_length=4096)] | StopStrings | None
 
 
 class StructuredOutputs(Fields):
     """vLLM's field for a form of the answer; exactly one kind is set."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": False})
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": False})
 
     json_: dict[str, Any] | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    choice: Annotated[Texts, Field(min_length=1)] | None = None
     grammar: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_kinds(cls, given: Any) -> Any:
+        """Raise ValueError unless one of the kinds is set, and nothing else."""
+        kinds = [field.alias or name for name, field in cls.model_fields.items()]
+        if isinstance(given, dict):
+            others = any(value not in (None, False) for name, value in given.items() if name not in kinds)
+            if others or sum(given.get(kind) not in (None, False) for kind in kinds) != 1:
+                raise ValueError(f"must be an object with one of {', '.join(kinds)}")
+        return given
+
+    def of_kind(self, kind: str) -> Any:
+        """What is asked for of a kind; ``None`` or false if nothing is."""
+        return self.json_ if kind == "json" else getattr(self, kind)
 
 
 class Request(SamplingFields):
@@ -114,7 +133,7 @@ class Request(SamplingFields):
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
+    guided_choice: Annotated[Texts, Field(min_length=1)] | None = None
     guided_grammar: str | None = None
 
     @classmethod
@@ -145,7 +164,9 @@ MESSAGE_SCHEMA: dict[str, Any] = {
     },
     "description": "A message of the protocol, with its further fields.",
 }
-Messages = Annotated[list[Annotated[dict[str, Any], WithJsonSchema(MESSAGE_SCHEMA)]], Field(min_length=1)]
+Messages = Annotated[
+    list[Annotated[dict[str, Any], WithJsonSchema(MESSAGE_SCHEMA)]], Field(min_length=1, fail_fast=True)
+]
 
 
 class ConversationRequest(Request):
@@ -185,16 +206,57 @@ _BRANCH = re.compile(r"^(str|int|dict)$|\W")
 """The name of a union's branch, which pydantic puts into the path of a field."""
 
 
+_TYPES = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "float_type": "a number",
+    "int_type": "an integer",
+    "list_type": "a list",
+    "model_type": "an object",
+    "string_type": "a string",
+}
+"""What a value should be, by pydantic's names of what it is not."""
+
+_PROBLEMS = {
+    **{name: f"must be {expected}" for name, expected in _TYPES.items()},
+    "finite_number": "must be a finite number",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "missing": "is required",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "must not be empty",
+    "too_long": "must have at most {max_length} items",
+    "too_short": "must not be empty",
+    "value_error": "{error}",
+}
+
+
 def _explain(error: ValidationError) -> BadRequestError:
-    """Name the first wrong field, and all that it could be."""
-    found: dict[str, list[str]] = {}
-    for one in error.errors(include_url=False, include_context=False, include_input=False):
-        path = [str(part) for part in one["loc"]]
-        end = next((i for i, part in enumerate(path) if _BRANCH.search(part)), len(path))
-        found.setdefault(".".join(path[:end]), []).append(one["msg"])
-    where, problems = next(iter(found.items()))
-    first, *others = dict.fromkeys(problems)
-    return wrong(where, " or ".join([first, *(other.removeprefix("Input should be ") for other in others)]))
+    """Name the first wrong field, and what it must be."""
+    found = error.errors(include_url=False, include_input=False)
+    first = [str(part) for part in found[0]["loc"]]
+    field = first[: next((i for i, part in enumerate(first) if _BRANCH.search(part)), len(first))]
+    expected: dict[str, None] = {}
+    for one in found:
+        path = [part for part in map(str, one["loc"]) if not _BRANCH.search(part)]
+        if path[: len(field)] != field:
+            continue
+        if path != field or one["type"] not in _TYPES:  # of a union, the branch whose type the value has
+            return wrong(".".join(path), _describe(one))
+        expected[_TYPES[one["type"]]] = None
+    return wrong(".".join(field), f"must be {' or '.join(expected)}")
+
+
+def _describe(problem: Mapping[str, Any]) -> str:
+    """Say in our words what is wrong with a value."""
+    limits = {
+        name: int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+        for name, limit in problem.get("ctx", {}).items()
+    }
+    known = _PROBLEMS.get(problem["type"])
+    return known.format_map(limits) if known else f"is wrong: {problem['msg']}"
 
 
 def wrong(where: str, what: str) -> BadRequestError:

@@ -16,7 +16,7 @@ from art_backend.gateway.answers import Answer, Call, Completed
 from art_backend.gateway.dialects.chat import write_error, write_logprobs
 from art_backend.gateway.dialects.chat_messages import read_system
 from art_backend.gateway.dialects.demands import read_form, read_words
-from art_backend.gateway.dialects.requests import MESSAGE_SCHEMA, ConversationRequest, Stop, wrong
+from art_backend.gateway.dialects.requests import MESSAGE_SCHEMA, ConversationRequest, Stop, Texts, wrong
 from art_backend.gateway.dialects.responding import Surface
 from art_backend.gateway.dialects.response_events import EventWriter
 from art_backend.gateway.dialects.response_items import FindTurn, ItemReader, write_items
@@ -60,7 +60,7 @@ class ResponsesRequest(ConversationRequest):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
-    include: list[str] | None = None
+    include: Texts | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     max_output_tokens: int | None = Field(default=None, ge=1)
     stop: Stop = None
