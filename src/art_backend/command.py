@@ -138,7 +138,7 @@ def export(
     from art_backend.models.export import export_model  # loads torch, which the service does without
 
     name, _, version = model.partition("@")
-    if version and (step is not None or not version.isdigit()):
+    if version and (step is not None or not version.isdecimal()):
         raise typer.BadParameter(f"write NAME@STEP without --step, not {model!r}.", param_hint="MODEL")
     step = int(version) if version else step
     try:

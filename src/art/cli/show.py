@@ -42,7 +42,7 @@ def show(
     """
     model, _, version = model.partition("@")
     if version:
-        if step is not None or not version.isdigit():
+        if step is not None or not version.isdecimal():
             raise typer.BadParameter("write MODEL@STEP, or MODEL STEP.", param_hint="MODEL")
         step = int(version)
     history = find_history(model, path)

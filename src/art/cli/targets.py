@@ -78,7 +78,7 @@ def split_model(target: str, parameter: str) -> tuple[str, str, int | None]:
     """``project/name`` or ``project/name@step``."""
     full, _, step = target.partition("@")
     project, slash, name = full.partition("/")
-    if not (project and slash and name) or (step and not step.isdigit()):
+    if not (project and slash and name) or (step and not step.isdecimal()):
         raise typer.BadParameter(f"write PROJECT/NAME or PROJECT/NAME@STEP, not {target!r}.", param_hint=parameter)
     return project, name, int(step) if step else None
 

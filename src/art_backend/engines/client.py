@@ -1,4 +1,4 @@
-"""Speaks the engine contract of docs/architecture.md to any engine: token ids in, token ids and log-probabilities out."""
+"""Speaks the engine contract of docs/engines.md to any engine: token ids in, token ids and log-probabilities out."""
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence

@@ -1,7 +1,7 @@
 """What the rest of the service knows of an engine: what it can be asked, and the values that go in and come out.
 
 Nobody outside of this folder knows whether one process is behind an engine (``EngineProcess``) or several (``EngineRouter``). The
-wire format is the subset of vLLM's public HTTP API that docs/architecture.md lists.
+wire format is the subset of vLLM's public HTTP API that docs/engines.md lists.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""The engine contract of docs/architecture.md. One suite for every engine: embedded, vLLM, and the scripted one of other tests."""
+"""The engine contract of docs/engines.md. One suite for every engine: embedded, vLLM, and the scripted one of other tests."""
 
 import asyncio
 import contextlib

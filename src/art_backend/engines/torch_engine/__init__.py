@@ -1,4 +1,4 @@
-"""The embedded engine: a small inference server that speaks the engine contract of docs/architecture.md.
+"""The embedded engine: a small inference server that speaks the engine contract of docs/engines.md.
 
 Start it with ``python -m art_backend.engines.torch_engine --model PATH --uds SOCKET`` and the key in ``ART_ENGINE_KEY``.
 

@@ -1,4 +1,4 @@
-"""The HTTP surface of the embedded engine: the engine contract of docs/architecture.md."""
+"""The HTTP surface of the embedded engine: the engine contract of docs/engines.md."""
 
 import asyncio
 import contextlib
