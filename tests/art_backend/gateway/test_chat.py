@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import sqlite3
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from tests.support.scripted_engine import logprob_of
 
 from art_backend.gateway.dialects.chat import write_events
 from art_backend.tokens.parse import ParsedMessage
+from art_backend.tokens.tool_calls import ParsedToolCall
 
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -161,6 +163,39 @@ async def test_choices_begin_in_their_order_whichever_speaks_first():
         (2, "assistant", "cC"),
         (3, "assistant", "d"),
     ]
+
+
+async def test_a_chunk_holds_one_kind_of_news():
+    """However much of an answer comes at once: AutoGen's client drops the calls of a chunk that has words too."""
+
+    class AtOnce:
+        plan = SimpleNamespace(logprobs=True)
+        call = SimpleNamespace(choices=1, include_usage=False, model_name="m", plan=plan, aliases={})
+        model = SimpleNamespace(renderer=SimpleNamespace(detokenizer=SimpleNamespace(token_bytes=lambda _: b"x")))
+
+        async def follow(self):
+            message = ParsedMessage(
+                "Let me look.", "Hm.", [ParsedToolCall("look", "{}", "a"), ParsedToolCall("go", "{}", "b")]
+            )
+            yield 0, SimpleNamespace(message=message, ids=[7], logprobs=[-0.5], top_logprobs=[[]])
+
+    events = [
+        json.loads(event.removeprefix(b"data: ")) async for event in write_events(AtOnce()) if b"[DONE]" not in event
+    ]
+    choices = [event["choices"][0] for event in events]
+    assert [choice["delta"] for choice in choices] == [
+        {"role": "assistant", "content": "", "reasoning_content": "Hm."},
+        {"content": "Let me look."},
+        {
+            "tool_calls": [
+                {"index": 0, "id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}},
+                {"index": 1, "id": "b", "type": "function", "function": {"name": "go", "arguments": "{}"}},
+            ]
+        },
+    ]
+    logprobs = [choice["logprobs"] for choice in choices]
+    assert logprobs[:2] == [None, None]
+    assert [entry["logprob"] for entry in logprobs[2]["content"]] == [-0.5], "a token is reported once"
 
 
 @pytest.mark.parametrize("stream", [False, True])

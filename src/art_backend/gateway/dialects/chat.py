@@ -131,19 +131,24 @@ async def write_events(answer: Answer) -> AsyncIterator[bytes]:
         choice: dict[str, Any] = {"index": index, "delta": {}, "logprobs": None, "finish_reason": None}
         for earlier in range(begun, index):  # OpenAI's SDK takes it that choices begin in their order
             yield write_event({**head, "choices": [{**choice, "index": earlier, "delta": _OPENING}]})
+        opening: dict[str, Any] = {}
         if index >= begun:
-            begun = index + 1
-            choice["delta"] = dict(_OPENING)
+            begun, opening = index + 1, _OPENING
+        deltas: list[dict[str, Any]] = []
         if isinstance(news, Completed):
             choice["finish_reason"] = news.finish_reason
             choice["art"] = news.reference()
         else:
-            choice["delta"].update(_delta(news.message, calls[index], answer.call.aliases))
+            deltas = _deltas(news.message, calls[index], answer.call.aliases)
             calls[index] += len(news.message.tool_calls)
             if answer.call.plan.logprobs and news.ids:
                 choice["logprobs"] = write_logprobs(answer.model, news.ids, news.logprobs, news.top_logprobs)
-            elif not choice["delta"]:
+            elif not opening and not deltas:
                 continue
+        for delta in deltas[:-1]:
+            yield write_event({**head, "choices": [{**choice, "delta": opening | delta, "logprobs": None}]})
+            opening = {}
+        choice["delta"] = opening | (deltas[-1] if deltas else {})
         yield write_event({**head, "choices": [choice]})
     yield write_end(answer, head)
 
@@ -220,17 +225,11 @@ def _message(parsed: ParsedMessage, aliases: Aliases) -> dict[str, Any]:
     return message
 
 
-def _delta(part: ParsedMessage, calls_before: int, aliases: Aliases) -> dict[str, Any]:
-    delta: dict[str, Any] = {}
-    if part.content:
-        delta["content"] = part.content
-    if part.reasoning:
-        delta["reasoning_content"] = part.reasoning
-    if part.tool_calls:
-        delta["tool_calls"] = [
-            {"index": calls_before + i, **_tool_call(call, aliases)} for i, call in enumerate(part.tool_calls)
-        ]
-    return delta
+def _deltas(part: ParsedMessage, calls_before: int, aliases: Aliases) -> list[dict[str, Any]]:
+    """One delta a kind, as OpenAI sends them: AutoGen's client, for one, drops the calls of a chunk that has words too."""
+    calls = [{"index": calls_before + i, **_tool_call(call, aliases)} for i, call in enumerate(part.tool_calls)]
+    kinds = {"reasoning_content": part.reasoning, "content": part.content, "tool_calls": calls}
+    return [{kind: news} for kind, news in kinds.items() if news]
 
 
 def _tool_call(call: ParsedToolCall, aliases: Aliases) -> dict[str, Any]:
