@@ -312,9 +312,9 @@ def cli_page() -> str:
     from art.cli import app
     from art_backend.command import cli
 
-    own, backend = typer.main.get_command(app).commands, typer.main.get_command(cli).commands  # type: ignore[attr-defined]
+    own, backend = typer.main.get_group(app).commands, typer.main.get_group(cli).commands
     parts = ["# The command line\n"]
-    for name, command in (own | {name: backend[name] for name in own.keys() & backend.keys()}).items():
+    for name, command in {**own, **{name: backend[name] for name in own.keys() & backend.keys()}}.items():
         usage = " ".join(p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument")
         parts.append(f"## `art {name}{' ' + usage if usage else ''}`\n\n{inspect.cleandoc(command.help or '')}\n")
         rows = [_option(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]

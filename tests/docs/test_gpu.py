@@ -70,7 +70,7 @@ def test_one_cell_by_hand():
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_the_commands_are_understood(words):
-    commands = typer.main.get_command(app).commands | typer.main.get_command(cli).commands  # art hands serve on
+    commands = {**typer.main.get_group(app).commands, **typer.main.get_group(cli).commands}  # art hands serve on
     command = commands[words[0]]
     given = command.make_context(words[0], words[1:]).params
     if words[0] == "serve":

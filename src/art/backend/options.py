@@ -82,8 +82,7 @@ def build_options(learning_rate: float, options: Mapping[str, Any]) -> TrainOpti
     known = TrainKeywords.__annotations__
     if not options.keys() <= known.keys():  # perhaps an older name
         options = art.compat.translate(options)
-    if unknown := sorted(options.keys() - known.keys()):
-        raise TypeError(f"train() got unknown options: {', '.join(unknown)}. Known are: {', '.join(sorted(known))}.")
+    _check_known("train()", options, known)
     wire: dict[str, Any] = {
         name: name_function(name, value) if name in _FUNCTIONS and not isinstance(value, str) else value
         for name, value in options.items()
@@ -99,16 +98,17 @@ def build_sft_options(config: TrainSFTConfig, options: Mapping[str, Any]) -> Sft
         TypeError: An unknown keyword.
         ValueError: A value that the service cannot honour.
     """
-    known = SftKeywords.__annotations__
-    if unknown := sorted(options.keys() - known.keys()):
-        raise TypeError(
-            f"train_sft() got unknown options: {', '.join(unknown)}. Known are: {', '.join(sorted(known))}."
-        )
+    _check_known("train_sft()", options, SftKeywords.__annotations__)
     rates = config.learning_rate
     wire = {name: value for name, value in options.items() if value is not None}
     wire["learning_rates"] = rates if isinstance(rates, list) else [rates]
     wire["batch_size"] = AUTO_BATCH_SIZE if config.batch_size == "auto" else config.batch_size
     return validate(SftOptions, wire, "train_sft() cannot use these options")
+
+
+def _check_known(call: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    if unknown := sorted(options.keys() - known.keys()):
+        raise TypeError(f"{call} got unknown options: {', '.join(unknown)}. Known are: {', '.join(sorted(known))}.")
 
 
 def validate(kind: type[Options], wire: dict[str, Any], complaint: str) -> Options:

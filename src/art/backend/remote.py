@@ -230,10 +230,8 @@ class RemoteBackend(ServiceCalls):
             options=wire_options,
             idempotency_key=uuid.uuid4().hex,
         )
-        started = time.monotonic()
         result = await self._finish_job(model, request, verbose)
-        counts = count_groups(groups, trainable=True)
-        result.metrics = {**counts, "time/step_trainer_s": time.monotonic() - started, **result.metrics}
+        result.metrics = {**count_groups(groups, trainable=True), **result.metrics}
         return result
 
     async def train_sft(
@@ -265,19 +263,17 @@ class RemoteBackend(ServiceCalls):
             options=wire_options,
             idempotency_key=uuid.uuid4().hex,
         )
-        started = time.monotonic()
-        result = await self._finish_job(model, request, verbose)
-        result.metrics.setdefault("time/step_trainer_s", time.monotonic() - started)
-        return result
+        return await self._finish_job(model, request, verbose)
 
     async def _finish_job(
         self, model: AnyTrainableModel, request: TrainRequest | TrainSftRequest, verbose: bool
     ) -> TrainResult:
         """Run a job and point the model to the version that it made. Warnings arrive as events."""
+        started = time.monotonic()
         result = await self._run_job(request, verbose)
         self._steps[model.project, model.name] = result.step
         model.inference_model_name = self._model_inference_name(model)
-        metrics = dict(result.metrics)
+        metrics = {"time/step_trainer_s": time.monotonic() - started, **result.metrics}
         if not result.trained:
             say(
                 f"warning: nothing was trained in step {result.step} of {model.name}: {result.reason or 'no learning signal'}"

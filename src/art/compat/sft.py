@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -117,7 +117,7 @@ def get_file_row_count(path: str | Path) -> int:
 
 def iterate_file(
     file_path: str | Path, epochs: int = 1, shuffle_buffer_size: int = 10000, seed: int = 42, initial_skip: int = 0
-) -> Generator[Trajectory]:
+) -> Iterator[Trajectory]:
     """Stream the conversations of a JSONL file, ``{"messages": […], "tools"?: […]}`` per line.
 
     Args:
@@ -129,7 +129,7 @@ def iterate_file(
     """
     if Path(file_path).suffix != ".jsonl":
         raise ValueError(f"{file_path} must be a .jsonl file.")
-    return itertools.islice(_iterate_epochs(Path(file_path), epochs, shuffle_buffer_size, seed), initial_skip, None)  # type: ignore[return-value]
+    return itertools.islice(_iterate_epochs(Path(file_path), epochs, shuffle_buffer_size, seed), initial_skip, None)
 
 
 def _iterate_epochs(path: Path, epochs: int, buffer_size: int, seed: int) -> Generator[Trajectory]:

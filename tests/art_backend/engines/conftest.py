@@ -73,15 +73,6 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread():
-    """Tiny models gain nothing from threads, and lose much where other processes compete for the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     """Returns the directory of a tiny random model of a family."""
@@ -151,3 +142,11 @@ async def engine(request, tiny_model, tmp_path_factory) -> AsyncIterator[EngineP
     process = await EngineProcess.start(settings, LAUNCHERS[request.param])
     yield process
     await process.stop()
+
+
+def logprobs_by_transformers(path, prompt, completion):
+    """Log-probabilities of a completion's tokens by plain transformers."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(torch.tensor([prompt + completion.token_ids])).logits[0], -1)
+    return [logprobs[len(prompt) - 1 + i, token].item() for i, token in enumerate(completion.token_ids)]

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.art_backend.engines.conftest import WITH_A_MODEL
-from transformers import AutoModelForCausalLM
+from tests.art_backend.engines.conftest import WITH_A_MODEL, logprobs_by_transformers
 
 from art_backend.engines.client import EngineError
 from art_backend.engines.contract import Sampling
@@ -30,11 +29,7 @@ def checkpoint(tiny_model, tmp_path):
 
 
 def expected(path, completion):
-    """Log-probabilities of a completion by plain transformers."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    with torch.no_grad():
-        logprobs = torch.log_softmax(model(torch.tensor([PROMPT + completion.token_ids])).logits[0], -1)
-    return [logprobs[len(PROMPT) - 1 + i, token].item() for i, token in enumerate(completion.token_ids)]
+    return logprobs_by_transformers(path, PROMPT, completion)
 
 
 @pytest.mark.parametrize("launcher", WITH_A_MODEL)

@@ -11,15 +11,6 @@ from art_backend.training.types import ModelSetup, ScoredTrajectory
 VOCABULARY = 61
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread():
-    """Threads only cost time on tensors this small, and a lot of it on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="session")
 def base_path(tmp_path_factory):
     """A random Llama in float32, with grouped-query attention and tied embeddings. Its logits are far from flat."""

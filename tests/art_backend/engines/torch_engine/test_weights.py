@@ -3,6 +3,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.art_backend.engines.conftest import logprobs_by_transformers
 from transformers import AutoModelForCausalLM
 
 from art_backend.engines.torch_engine.engine import UnknownModelError
@@ -26,11 +27,7 @@ def version(tiny_model, tmp_path):
 
 
 def expected(path, completion):
-    """Log-probabilities of a completion by plain transformers."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    with torch.no_grad():
-        log_p = torch.log_softmax(model(torch.tensor([PROMPT + completion.token_ids])).logits[0], -1)
-    return [log_p[len(PROMPT) - 1 + i, token].item() for i, token in enumerate(completion.token_ids)]
+    return logprobs_by_transformers(path, PROMPT, completion)
 
 
 def test_the_new_weights_answer_and_nothing_of_the_old_cache_is_used(make_engine, tiny_model, version):
