@@ -1,6 +1,7 @@
 """What ``art.train`` shows: a line per step, and on a terminal what happens now."""
 
 import contextlib
+import itertools
 import math
 import statistics
 import sys
@@ -131,13 +132,9 @@ class LoopDisplay:
 
     def evaluated(self, step: int, splits: Mapping[str, Evaluated]) -> None:
         for split, items in splits.items():
-            self._print_headings(
-                one for item in items for one in ([item] if isinstance(item, Trajectory) else item.trajectories)
-            )
-            rewards = [
-                [trajectory.reward for trajectory in ([item] if isinstance(item, Trajectory) else item.trajectories)]
-                for item in items
-            ]
+            groups = [[item] if isinstance(item, Trajectory) else item.trajectories for item in items]
+            self._print_headings(itertools.chain.from_iterable(groups))
+            rewards = [[trajectory.reward for trajectory in group] for group in groups]
             means = [statistics.fmean(found) if found else None for found in rewards]
             self._evaluations.setdefault(split, []).append((step, means))
             if runs := sum(map(len, rewards)):
