@@ -2,12 +2,11 @@
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from art_backend.gateway.dialects.toolbox import Alias, Aliases
 from art_backend.gateway.ports import ServedModel
 from art_backend.gateway.sampling import Plan
 from art_backend.gateway.sources import Source
@@ -16,6 +15,19 @@ from art_backend.tokens.tool_calls import ParsedToolCall
 from art_backend.tokens.tree import Turn, new_id
 
 TopLogprobs = list[list[tuple[int, float]]]
+
+
+class Alias(NamedTuple):
+    """The tool that a caller declared, where it became a function."""
+
+    kind: str
+    """The type of tool that it declared."""
+    name: str
+    namespace: str | None = None
+
+
+Aliases = Mapping[str, Alias]
+"""Functions that a caller knows as something else, by name."""
 
 
 @dataclass(slots=True)

@@ -15,8 +15,7 @@ from art.wire import RolloutKind
 from art_backend.engines.client import EngineError
 from art_backend.errors import BadRequestError, BusyError, EngineFailedError, ServiceError
 from art_backend.gateway.ambient import AmbientRollouts
-from art_backend.gateway.answers import Answer, Call, Completed, Part
-from art_backend.gateway.dialects.toolbox import Alias
+from art_backend.gateway.answers import Alias, Answer, Call, Completed, Part
 from art_backend.gateway.limits import FairThreads, ProjectLimits, check_choices
 from art_backend.gateway.ports import Identity, Lease, ModelDirectory, ServedModel
 from art_backend.gateway.retries import RetryWindow

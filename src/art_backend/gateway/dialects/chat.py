@@ -13,12 +13,12 @@ import orjson
 from pydantic import Field
 
 from art_backend.errors import ServiceError
-from art_backend.gateway.answers import Answer, Call, Completed, TopLogprobs
+from art_backend.gateway.answers import Aliases, Answer, Call, Completed, TopLogprobs
 from art_backend.gateway.dialects.chat_messages import read_messages, read_tools, split_begun, write_call
 from art_backend.gateway.dialects.demands import read_form, read_words
 from art_backend.gateway.dialects.requests import ConversationRequest, Messages, OpenAIRequest, wrong
 from art_backend.gateway.dialects.responding import Surface
-from art_backend.gateway.dialects.toolbox import Aliases, write_custom_input
+from art_backend.gateway.dialects.toolbox import write_custom_input
 from art_backend.gateway.ports import ServedModel
 from art_backend.gateway.sampling import plan_sampling
 from art_backend.gateway.sources import Conversation

@@ -5,8 +5,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from art_backend.gateway.answers import Alias
 from art_backend.gateway.dialects.requests import take, wrong
-from art_backend.gateway.dialects.toolbox import Alias, Toolbox, describe_custom, read_list, read_name, read_parameters
+from art_backend.gateway.dialects.toolbox import Toolbox, describe_custom, read_list, read_name, read_parameters
 from art_backend.tokens.render import Message
 
 _ROLES = {

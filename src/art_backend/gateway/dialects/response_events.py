@@ -4,9 +4,8 @@ from typing import Any
 
 import orjson
 
-from art_backend.gateway.answers import Completed
+from art_backend.gateway.answers import Aliases, Completed
 from art_backend.gateway.dialects.response_items import write_calls, write_message, write_reasoning
-from art_backend.gateway.dialects.toolbox import Aliases
 from art_backend.tokens.parse import ParsedMessage
 
 _GROWING = {"function_call": "arguments", "custom_tool_call": "input"}

@@ -6,7 +6,7 @@ The ids of output items hold the id of their turn, so that a reference to one ca
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from art_backend.gateway.answers import Completed
+from art_backend.gateway.answers import Aliases, Completed
 from art_backend.gateway.dialects.chat_messages import join_text, read_system
 from art_backend.gateway.dialects.requests import take, wrong
 from art_backend.gateway.dialects.response_tools import (
@@ -18,7 +18,7 @@ from art_backend.gateway.dialects.response_tools import (
     read_tools,
     write_call,
 )
-from art_backend.gateway.dialects.toolbox import Aliases, Toolbox
+from art_backend.gateway.dialects.toolbox import Toolbox
 from art_backend.tokens.parse import ParsedMessage
 from art_backend.tokens.render import Message
 from art_backend.tokens.tool_calls import ParsedToolCall

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
+from art_backend.gateway.answers import Alias
 from art_backend.gateway.dialects.chat_messages import join_text
 from art_backend.gateway.dialects.requests import take, wrong
 from art_backend.gateway.dialects.toolbox import (
-    Alias,
     Toolbox,
     describe,
     describe_custom,

@@ -7,23 +7,11 @@ what only the protocol's own service could run is left out, since nobody here co
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
+from art_backend.gateway.answers import Alias
 from art_backend.gateway.dialects.requests import take, wrong
 from art_backend.tokens.tool_calls import ParsedToolCall
-
-
-class Alias(NamedTuple):
-    """The tool that a caller declared, where it became a function."""
-
-    kind: str
-    """The type of tool that it declared."""
-    name: str
-    namespace: str | None = None
-
-
-Aliases = Mapping[str, Alias]
-"""Functions that a caller knows as something else, by name."""
 
 
 @dataclass(slots=True)
