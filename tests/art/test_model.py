@@ -1,6 +1,6 @@
-import asyncio
 import json
 import time
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -245,9 +245,8 @@ async def test_costs_of_evaluation_stay_in_its_rows(model, read_history):
 
 async def test_automatic_metrics_of_train_steps(tmp_path, monkeypatch, read_history):
     clock = iter([100.0, 136.0, 200.0])
-    loop_clock = time.monotonic
-    monkeypatch.setattr(asyncio.get_running_loop(), "time", loop_clock, raising=False)
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    # In that module alone: other threads and the event loop read the clock too.
+    monkeypatch.setattr("art.logs.model.time", SimpleNamespace(monotonic=lambda: next(clock), time=time.time))
     model = art.TrainableModel(name="m", project="p", base_model="b", base_path=str(tmp_path))
     model._backend = Priced(rate=10)
     await model.log(metrics={"x": 1.0}, split="val", step=1)

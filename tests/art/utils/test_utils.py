@@ -70,7 +70,7 @@ async def test_retry_of_async_functions_logs_and_gives_up(caplog):
 
 def test_retry_waits_longer_each_time(monkeypatch):
     waits = []
-    monkeypatch.setattr("time.sleep", waits.append)
+    monkeypatch.setattr("art.compat.helpers.time", SimpleNamespace(sleep=waits.append))
 
     @retry(max_attempts=4, delay=0.5, backoff_factor=3)
     def fails():

@@ -1,6 +1,7 @@
 """Retention by a clock that does not jump."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,9 +15,11 @@ KEPT_S = 30 * 86_400.0
 
 @pytest.fixture
 def shift(monkeypatch):
-    """Moves the system's clock."""
-    real, off = time.time, [0.0]
-    monkeypatch.setattr(time, "time", lambda: real() + off[0])
+    """Moves the system's clock, for the store alone."""
+    off = [0.0]
+    clock = SimpleNamespace(time=lambda: time.time() + off[0], monotonic=time.monotonic)
+    for module in ("captures", "database"):
+        monkeypatch.setattr(f"art_backend.store.{module}.time", clock)
 
     def shift(seconds):
         off[0] += seconds
@@ -55,8 +58,8 @@ def test_time_goes_on_while_the_service_runs_and_while_it_is_stopped(tmp_path, s
     with pytest.raises(NotFoundError):
         store.get(old)
     young = store.create_rollout("p", "m").id
-    monotonic = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + KEPT_S + 1)
+    later = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + KEPT_S + 1)
+    monkeypatch.setattr("art_backend.store.database.time", later)
     assert store.delete_unused(KEPT_S) == 1
     with pytest.raises(NotFoundError):
         store.get(young)
