@@ -36,7 +36,7 @@ def test_a_run_ends_with_the_name_of_the_test_that_killed_its_worker(content, tm
     argv = ["-m", "pytest", "-c", ROOT / "pyproject.toml", "--rootdir", tmp_path, "-p", "no:cacheprovider"]
     argv += ["--numprocesses", "2", "--dist", "loadfile", "-o", "faulthandler_timeout=5", tmp_path]
     run = subprocess.run(
-        [sys.executable, *argv], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, *argv], cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False
     )
     assert run.returncode == 1, run.stdout + run.stderr
     assert "crashed while running 'test_first.py::test_of_a_dying_worker'" in run.stdout

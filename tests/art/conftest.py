@@ -1,6 +1,7 @@
 """A small service that speaks the control API, scripted by the test: what the client is tested against."""
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -180,12 +181,12 @@ def service():
 
 
 class serving:  # noqa: N801
-    """Run an app in a thread; the value is its URL."""
+    """Run an app in a thread, on a free port or a socket that is bound; the value is its URL."""
 
-    def __init__(self, app: Any, port: int = 0) -> None:
-        config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", timeout_graceful_shutdown=1)
+    def __init__(self, app: Any, bound: socket.socket | None = None) -> None:
+        config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread = threading.Thread(target=self._server.run, args=([bound] if bound else None,), daemon=True)
 
     def __enter__(self) -> str:
         self._thread.start()

@@ -5,6 +5,7 @@ import inspect
 import httpx
 import openai
 import pytest
+from tests.support.waiting import until
 
 import art
 from art.errors import BackendDiedError, EngineFailedError
@@ -147,14 +148,15 @@ def test_a_context_holds_inside_its_block_and_can_be_reset():
 async def test_the_bar_shows_means_and_moves_by_each_trajectory():
     shown = []
 
-    async def play(reward):
+    async def play(reward, turn):
         bar = get_gather_context().pbar
-        await asyncio.sleep(0.001 * reward)
+        await until(lambda: bar.n == turn)
         shown.append((bar.n, bar.postfix))
         return art.Trajectory(reward=reward, metrics={"a": 1, "b": 2})
 
     await art.gather_trajectory_groups(
-        [art.TrajectoryGroup(play(r) for r in (1, 20)), art.TrajectoryGroup([play(60)])], max_metrics=2
+        [art.TrajectoryGroup(play(r, turn) for turn, r in enumerate((1, 20))), art.TrajectoryGroup([play(60, 2)])],
+        max_metrics=2,
     )
     assert [n for n, _ in shown] == [0, 1, 2]
     assert shown[2][1] == "reward=10.5, a=1"

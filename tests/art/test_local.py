@@ -101,7 +101,7 @@ time.sleep(60)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as starter:
         child = psutil.Process(int(starter.stdout.readline()))
         starter.kill()
-    child.wait(timeout=10)
+    child.wait(timeout=60)
 
 
 def test_a_service_that_cannot_start_shows_the_tail_of_its_log(tmp_path, quick_service):

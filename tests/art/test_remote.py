@@ -186,11 +186,11 @@ async def test_another_protocol_version_is_told_before_anything_else(service, tm
 async def test_an_address_where_nothing_listens_is_told_in_time(monkeypatch):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    backend = art.RemoteBackend(url, KEY)
-    backend._client._first_contact_s = 0.3
-    with pytest.raises(BackendUnreachableError, match=f"No backend answers at {url}"):
-        await backend.get_model("p", "m")
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"  # bound, so that nobody else can listen there
+        backend = art.RemoteBackend(url, KEY)
+        backend._client._first_contact_s = 0.3
+        with pytest.raises(BackendUnreachableError, match=f"No backend answers at {url}"):
+            await backend.get_model("p", "m")
 
 
 async def test_a_proxy_without_a_backend_is_waited_for_and_then_told(service):
@@ -202,17 +202,25 @@ async def test_a_proxy_without_a_backend_is_waited_for_and_then_told(service):
 
 
 async def test_a_backend_that_comes_back_is_waited_for():
+    def bind(port):
+        bound = socket.socket()
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind(("127.0.0.1", port))
+        return bound
+
     fake = FakeService()
-    server = serving(build_app(fake))
-    url = server.__enter__()
-    backend = art.RemoteBackend(url, KEY)
-    await backend.get_model("p", "m")
-    await asyncio.to_thread(server.__exit__)
-    call = asyncio.create_task(backend.get_model("p", "m"))
-    await asyncio.sleep(0.3)
-    assert not call.done()
-    with serving(build_app(fake), port=int(url.rsplit(":", 1)[1])):
-        assert (await call).name == "m"
+    with bind(0) as kept:  # as LocalBackend keeps it, so that nobody else can listen there meanwhile
+        port = kept.getsockname()[1]
+        server = serving(build_app(fake), bind(port))
+        backend = art.RemoteBackend(server.__enter__(), KEY)
+        await backend.get_model("p", "m")
+        await asyncio.to_thread(server.__exit__)
+        call = asyncio.create_task(backend.get_model("p", "m"))
+        await asyncio.sleep(0.3)
+        assert not call.done()
+        with serving(build_app(fake), bind(port)):
+            assert (await call).name == "m"
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://"])

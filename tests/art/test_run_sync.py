@@ -37,8 +37,8 @@ def test_an_interrupt_ends_what_runs():
 import asyncio, os, signal, threading, art
 
 async def endless():
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         await asyncio.sleep(60)
     finally:
         print("ended", flush=True)
@@ -52,5 +52,5 @@ async def cell():
 loop = asyncio.new_event_loop()
 loop.run_until_complete(cell())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150, check=True)
     assert done.stdout.split() == ["ended", "interrupted"]

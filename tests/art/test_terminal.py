@@ -27,7 +27,7 @@ def on_a_terminal(code: str, width: int) -> list[str]:
     shown = b""
     while chunk := _read(master):
         shown += chunk
-    assert process.wait(timeout=60) == 0, shown
+    assert process.wait(timeout=150) == 0, shown
     os.close(master)
     return shown.decode().split("\r\n")[:-1]
 

@@ -49,7 +49,7 @@ async def send_head(http, head):
     address = urlsplit(str(http.base_url))
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     writer.write("\r\n".join([*head, "Host: x", "Content-Type: application/json", "", ""]).encode())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         line = await reader.readline()
     writer.close()
     return int(line.split()[1])

@@ -85,7 +85,7 @@ def test_an_unknown_name_lists_what_was_tried_and_what_to_do(
     tmp_path: Path, environment: dict[str, str], reason: str
 ) -> None:
     process = run_command(tmp_path, "nobody/no-such-model", HF_HOME=str(tmp_path / "hf"), **environment)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=150)
     assert process.returncode == 1
     assert output == ""
     assert "Traceback" not in errors

@@ -200,7 +200,7 @@ async def test_a_disk_that_is_full_for_a_while_delays_the_end_of_a_job(runs, boa
         runs._db.execute(f"PRAGMA max_page_count = {limit}")
 
     job = board.submit("p", "m", KEY, work)
-    events = await asyncio.wait_for(collect(board, job.id), 30)
+    events = await asyncio.wait_for(collect(board, job.id), 60)
     assert not full
     assert events[-1].data["state"] == "succeeded"
     assert [e.type for e in events if e.type == "warning"] == ["warning"]

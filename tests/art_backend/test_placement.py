@@ -142,14 +142,14 @@ async def test_two_replicas_and_a_trainer_with_devices_of_their_own(tmp_path, ti
         assert spent["time/step_engine_paused_s"] < spent["time/step_trainer_s"]
 
         os.kill(engines[0], signal.SIGKILL)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(150):
             while service.engines.members()[0][1].state == "ready":
                 await asyncio.sleep(0.01)
             while [m.restarts for _, m in service.engines.members()] != [1, 0]:
                 async with policy.lease() as lease:  # the other serves
                     await lease.engine.generate(lease.engine_model, [5], Sampling(max_tokens=1))
                 await asyncio.sleep(0.05)
-        async with serve(build_app(service)) as url, httpx.AsyncClient(base_url=url) as http:
+        async with serve(build_app(service)) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
             told = (await http.get("/metrics", headers={"Authorization": "Bearer k"})).text
         base = f'engine="{tiny_model_path}"'
         assert f'art_replica_restarts_total{{{base},replica="1"}} 1.0' in told

@@ -103,7 +103,7 @@ async def test_prometheus_reads_it(tmp_path, tiny_model_path):
     service._policies["p", "m"] = policy
     policy.step, policy.ages = 3, Counter({0: 5, 1: 2, 9: 1})
     try:
-        async with serve(build_app(service)) as url, httpx.AsyncClient(base_url=url) as http:
+        async with serve(build_app(service)) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
             assert (await http.get("/metrics")).status_code == 401
             with host.gate.meter.call():
                 answer = await http.get("/metrics", headers={"Authorization": "Bearer key"})

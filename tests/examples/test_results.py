@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 def write(*arguments):
     command = [sys.executable, "-m", "examples.results", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
 
 
 def test_runs_become_a_page_with_plots(tmp_path):

@@ -1,16 +1,18 @@
 import asyncio
 import itertools
-import os
 import random
 import signal
+import time
+from types import SimpleNamespace
 
 import pytest
 from tests.support.recording_backend import Recorder
+from tests.support.waiting import until
 
 import art
 from art.backend import EngineWatch
 from art.errors import ConflictError, EngineFailedError, TrainerFailedError
-from art.loop.rollouts import EveryRolloutFailedError, HoldClock
+from art.loop.rollouts import _TICK_S, EveryRolloutFailedError, HoldClock
 from art.loop.train import Depth
 from art.wire import ErrorCode
 
@@ -113,7 +115,7 @@ async def test_rollouts_go_on_while_the_trainer_works(make_model, backend):
 
     async def during():
         backend_busy.set()
-        await asyncio.wait_for(finished.wait(), 10)
+        await asyncio.wait_for(finished.wait(), 60)
 
     backend.during = during
     await art.train(await make_model(), make_rollout(note), range(4), **SMALL, max_staleness=1)
@@ -136,7 +138,7 @@ async def test_members_that_hang_crash_or_come_late_cost_the_group_only_themselv
                 late.append(mine)
 
     model = await make_model()
-    options = {**SMALL, "group_size": 4, "rollout_timeout_s": 0.2}
+    options = {**SMALL, "group_size": 4, "rollout_timeout_s": 1.0}
     await art.train(model, make_rollout(misbehave), range(2), **options)
     [[first, second]] = backend.batches
     assert [t.reward for t in first] == [2, 3]
@@ -150,7 +152,10 @@ async def test_members_that_hang_crash_or_come_late_cost_the_group_only_themselv
     assert row["train/exception_rate"] == 3 / 8
 
 
-async def test_a_held_call_does_not_cost_a_rollout_its_time(make_model, backend):
+async def test_a_held_call_does_not_cost_a_rollout_its_time(make_model, backend, monkeypatch):
+    """By a clock that moves in the first step alone."""
+    seconds = [0.0]
+    monkeypatch.setattr("art.loop.rollouts.time", SimpleNamespace(monotonic=lambda: seconds[0]))
     step_over = asyncio.Event()
 
     async def wait_for_step(scenario, mine):
@@ -159,11 +164,12 @@ async def test_a_held_call_does_not_cost_a_rollout_its_time(make_model, backend)
 
     async def during():
         if not step_over.is_set():
-            await asyncio.sleep(0.8)
+            seconds[0] += 100
+            await asyncio.sleep(3 * _TICK_S)  # the deadlines are looked at
             step_over.set()
 
     backend.during = during
-    options = {**SMALL, "groups_per_step": 1, "max_staleness": 2, "rollout_timeout_s": 0.5}
+    options = {**SMALL, "groups_per_step": 1, "max_staleness": 2, "rollout_timeout_s": _TICK_S}
     await art.train(await make_model(), make_rollout(wait_for_step), range(3), **options)
     assert sorted(itertools.chain.from_iterable(backend.scenarios())) == [0, 1, 2]
     assert not any(group.exceptions for batch in backend.batches for group in batch)
@@ -177,7 +183,8 @@ async def test_the_clock_stands_still_while_held():
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)
         assert clock.now() == before
-    assert 0 <= clock.now() - before < 0.02
+        still_held = time.monotonic()
+    assert 0 <= clock.now() - before <= time.monotonic() - still_held
 
 
 async def test_the_number_of_rollouts_at_a_time_is_bounded(make_model, backend):
@@ -187,6 +194,7 @@ async def test_the_number_of_rollouts_at_a_time_is_bounded(make_model, backend):
         nonlocal running, most
         running += 1
         most = max(most, running)
+        await until(lambda: most >= 3)
         await asyncio.sleep(0.001)
         running -= 1
 
@@ -197,7 +205,7 @@ async def test_the_number_of_rollouts_at_a_time_is_bounded(make_model, backend):
 async def test_ctrl_c_stops_cleanly_and_the_same_call_resumes(make_model, backend, capsys):
     async def interrupt(scenario, mine):
         if scenario == 5:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
             await asyncio.Event().wait()
 
     options = {**SMALL, "handle_signals": True, "show_progress": True, "steps": 6}
@@ -213,7 +221,7 @@ async def test_ctrl_c_stops_cleanly_and_the_same_call_resumes(make_model, backen
 
 async def test_ctrl_c_in_a_step_lets_it_finish(make_model, backend, read_history):
     async def during():
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         await asyncio.sleep(0.05)
 
     backend.during = during
@@ -228,7 +236,7 @@ async def test_ctrl_c_in_a_step_lets_it_finish(make_model, backend, read_history
 
 async def test_ctrl_c_does_not_wait_for_an_evaluation(make_model, backend):
     async def evaluate(model, step):
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         await asyncio.Event().wait()
 
     options = {**SMALL, "handle_signals": True, "eval": evaluate}
@@ -393,10 +401,12 @@ async def test_groups_in_flight_follow_the_idle_share_of_the_engine(make_model, 
     """With staleness 1 and 4 groups a step: at first 8; after a step that idled for 30 %, three more; after one that
     did not, one fewer again."""
     begun, in_flight, shares = set(), [], iter([0.30, 0.0, 0.05])
+    expected = [8, 11, 10]
     train = backend.train
 
     async def watched(model, groups, **options):
-        await asyncio.sleep(0.05)  # long enough for all to begin
+        await until(lambda: len(begun) - 4 * backend.step >= expected[backend.step])
+        await asyncio.sleep(0.05)  # no more of them begin
         in_flight.append(len(begun) - 4 * backend.step)
         result = await train(model, groups, **options)
         result.metrics["throughput/engine_idle_share"] = next(shares)
@@ -411,7 +421,7 @@ async def test_groups_in_flight_follow_the_idle_share_of_the_engine(make_model, 
     backend.train = watched
     options = {**SMALL, "groups_per_step": 4, "max_staleness": 1, "steps": 3}
     await art.train(await make_model(), make_rollout(note), itertools.count(), **options)
-    assert in_flight == [8, 11, 10]
+    assert in_flight == expected
 
 
 def test_the_surplus_of_groups_has_bounds():

@@ -9,7 +9,7 @@ from art_backend.planning.memory import GIB
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from art.cli import main; main()", "doctor", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
 
 
 def words(text: str) -> str:

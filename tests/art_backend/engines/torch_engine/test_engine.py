@@ -115,6 +115,6 @@ engine.start(ModelThread())
 engine.call(lambda: 1 / 0)
 time.sleep(60)
 """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False)
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=150, check=False)
     assert ended.returncode == 70
     assert "ZeroDivisionError" in ended.stderr
