@@ -8,6 +8,7 @@ from tests.support.tiny import build_tiny_tokenizer
 from art.wire import LoraSpec, RegisterModel
 from art_backend.engines.process import EngineSettings, Launch
 from art_backend.errors import ModelNotAvailableError
+from art_backend.models.base import context_length
 from art_backend.planning.architecture import PROVEN, check_proven
 from art_backend.process import ProcessDiedError
 from art_backend.service import Service
@@ -20,9 +21,8 @@ UNPROVEN = {
     "falcon_h1": "FalconH1ForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
     "mixtral": "MixtralForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
     "glm4": "Glm4ForCausalLM",  # vLLM takes no adapter on its fused gate_up_proj
-    "granite": "GraniteForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
     "mamba": "MambaForCausalLM",
     "somebody_s_own": "SomethingNew",
 }
@@ -58,14 +58,11 @@ async def test_other_kinds_are_refused_by_name_at_register(kind, engine, base, t
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window"),
-        ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 128, "max_window_layers": 0}, "sliding"),
-        ({"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["sliding_attention"]}, "sliding_attention"),
-        ({"model_type": "llama", "final_logit_softcapping": 30.0}, r"final_logit_softcapping=30\.0"),
-        ({"model_type": "llama", "logits_scaling": 8.0}, r"logits_scaling=8\.0"),
+        ({"model_type": "qwen3", "num_hidden_layers": 1, "layer_types": ["chunked_attention"]}, "chunked_attention"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
     ],
 )
-def test_a_proven_kind_that_attends_or_ends_otherwise_is_refused(config, named, base):
+def test_a_proven_kind_that_attends_otherwise_is_refused(config, named, base):
     with pytest.raises(ModelNotAvailableError, match=named):
         check_proven(base(**config), "it")
 
@@ -85,8 +82,33 @@ def test_a_configuration_that_cannot_be_read_is_named(content, base):
 
 @pytest.mark.parametrize("kind", PROVEN)
 def test_proven_kinds_pass_with_their_usual_settings(kind, base):
-    window = {"sliding_window": None} if kind == "mistral" else {}
-    check_proven(base(model_type=kind, **window), "it")
+    check_proven(base(model_type=kind), "it")
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({}, None),
+        ({"max_position_embeddings": 8192, "rope_parameters": {"rope_type": "yarn"}}, 8192),
+        (
+            {
+                "max_position_embeddings": 131_072,
+                "original_max_position_embeddings": 4096,
+                "rope_scaling": {"type": "longrope"},
+            },
+            4096,
+        ),
+        (
+            {
+                "max_position_embeddings": 131_072,
+                "rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 2048},
+            },
+            2048,
+        ),
+    ],
+)
+def test_positions_that_change_with_the_length_limit_it(config, length, base):
+    assert context_length(base(**config)) == length
 
 
 def _no_engine(settings: EngineSettings, port: int, api_key: str) -> Launch:

@@ -142,8 +142,17 @@ def describe_source(name: str, *, cache: Path | None = None) -> str:
 
 
 def context_length(directory: Path) -> int | None:
-    """Longest sequence, in tokens, that the model in ``directory`` was made for; ``None`` if it does not say."""
-    return json.loads((directory / "config.json").read_text()).get("max_position_embeddings")
+    """Longest sequence, in tokens, that the model in ``directory`` was made for; ``None`` if it does not say.
+
+    With LongRoPE (Ding et al. 2024, arXiv:2402.13753), up to where no position depends on how long the sequence is: beyond, a
+    token's log-probability is another in each batch.
+    """
+    config = json.loads((directory / "config.json").read_text())
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type")) in ("longrope", "su"):
+        name = "original_max_position_embeddings"
+        return rope.get(name) or config.get(name) or config.get("max_position_embeddings")
+    return config.get("max_position_embeddings")
 
 
 def missing_files(directory: Path) -> list[str]:

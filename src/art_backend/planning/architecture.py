@@ -17,19 +17,19 @@ PLANNED = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
 """``model_type`` of the models whose memory is planned: decoders with grouped-query attention, a gated MLP and two RMSNorms in
 each layer."""
 
-PROVEN = (*PLANNED, "olmo2")
+PROVEN = (*PLANNED, "gemma2", "gemma3_text", "granite", "olmo2", "olmo3", "phi3")
 """``model_type`` of the models that are served and trained: the tests prove for each that both engines and the trainer, over
 packed rows, give the same log-probabilities."""
 
-_LOGIT_CHANGES = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
-"""Configuration keys of models that change their logits after the head, and the value at which nothing changes."""
+_ATTENTION = {"full_attention", "sliding_attention"}
+"""``layer_types`` that both engines and the trainer compute."""
 
 
 def check_proven(directory: Path, name: str) -> None:
     """Return if the model in ``directory`` is of a proven kind.
 
     Raises:
-        ModelNotAvailableError: It is of another, or has layers that do not attend to the whole row: the trainer would
+        ModelNotAvailableError: It is of another, or has layers that attend in a way that is not proven: the trainer would
             compute other log-probabilities than the engine. Or its configuration cannot be read.
     """
     try:
@@ -43,23 +43,19 @@ def check_proven(directory: Path, name: str) -> None:
     if problems:
         raise ModelNotAvailableError(
             f"base_model: {name!r} cannot be trained: {'; '.join(problems)}. The tests prove that engine and trainer agree for "
-            f"{', '.join(PROVEN)} models with full attention in every layer and plain logits. Choose one of these, such as "
-            "Qwen/Qwen2.5-1.5B-Instruct.",
+            f"{', '.join(PROVEN)} models. Choose one of these, such as Qwen/Qwen2.5-1.5B-Instruct.",
             param="base_model",
         )
 
 
 def _differences(directory: Path) -> list[str]:
-    """Settings under which a proven kind of model attends or ends in another way."""
+    """Settings under which a proven kind of model attends in another way."""
     from transformers import AutoConfig  # slow to import, and the planner asks for numbers alone
 
     values = AutoConfig.from_pretrained(directory).get_text_config().to_dict()
-    found = [f"{key}={values[key]}" for key, plain in _LOGIT_CHANGES.items() if values.get(key) not in (None, plain)]
-    layers = set(values.get("layer_types") or ()) - {"full_attention"}
-    if layers:
-        found.append(f"layers of {', '.join(sorted(layers))}")
-    elif values.get("sliding_window") and values.get("use_sliding_window", True):
-        found.append(f"sliding_window={values['sliding_window']}")
+    found = [f"layers of {kind}" for kind in sorted(set(values.get("layer_types") or ()) - _ATTENTION)]
+    if values.get("use_bidirectional_attention"):
+        found.append("use_bidirectional_attention=True")
     return found
 
 

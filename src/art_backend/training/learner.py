@@ -19,6 +19,7 @@ from art_backend.training.policy.adapter import AdapterPolicy
 from art_backend.training.policy.attention import Kind
 from art_backend.training.policy.base import Policy
 from art_backend.training.policy.full import FullPolicy
+from art_backend.training.policy.proof import prove
 from art_backend.training.state import (
     TrainerState,
     fingerprint_base,
@@ -57,10 +58,11 @@ class Learner:
             attention: How packed trees attend; ``None`` takes the device's fastest.
 
         Raises:
-            ModelNotAvailableError: The model cannot be loaded, or the checkpoint belongs to another one.
+            ModelNotAvailableError: The model cannot be loaded or does not follow a tree, or the checkpoint belongs to another one.
             StorageFailedError: The checkpoint cannot be read.
         """
         policy = open_policy(setup, attention)
+        prove(policy, str(setup.base_path))
         base_model = fingerprint_base(setup.base_path)
         torch.manual_seed(setup.lora.seed)
         if directory is None:

@@ -15,9 +15,14 @@ from tests.support.contract_engine import ContractEngine
 from tests.support.tiny import build_tiny_tokenizer, save_random_model
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     Olmo2Config,
+    Olmo3Config,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
     SmolLM3Config,
@@ -56,6 +61,7 @@ _COMMON = {
     "initializer_range": 0.25,
 }
 SPECIAL_IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+_WINDOWED = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
 CONFIGS = {
     # 32 is the smallest head that vLLM computes on a CPU
     "llama": LlamaConfig(**_COMMON, head_dim=32, tie_word_embeddings=True),
@@ -70,6 +76,26 @@ CONFIGS = {
     "smollm3": SmolLM3Config(**_COMMON | SPECIAL_IDS, no_rope_layer_interval=2),
     # norms after attention and MLP alone
     "olmo2": Olmo2Config(**_COMMON | SPECIAL_IDS),
+    "olmo3": Olmo3Config(**_COMMON | SPECIAL_IDS, **_WINDOWED),
+    # caps that the scores and logits of these weights reach
+    "gemma2": Gemma2Config(
+        **_COMMON | SPECIAL_IDS,
+        **_WINDOWED,
+        head_dim=32,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=4.0,
+        final_logit_softcapping=3.0,
+    ),
+    "gemma3_text": Gemma3TextConfig(**_COMMON | SPECIAL_IDS, **_WINDOWED, head_dim=32, query_pre_attn_scalar=24),
+    "granite": GraniteConfig(
+        **_COMMON | SPECIAL_IDS,
+        attention_multiplier=0.3,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.5,
+        logits_scaling=0.25,
+    ),
+    # one matrix for queries, keys and values, and one for gate and up
+    "phi3": Phi3Config(**_COMMON | SPECIAL_IDS, sliding_window=24),
 }
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from art_backend.training.policy import logits
-from art_backend.training.policy.logits import SlotMasks, greedy_logprobs, target_logprobs
+from art_backend.training.policy.logits import Head, SlotMasks, greedy_logprobs, target_logprobs
 
 
 @pytest.fixture(params=[1, 3 * 4 * 11, 10**6], ids=["one", "three", "all"])
@@ -14,10 +14,22 @@ def chunk(request, monkeypatch):
     monkeypatch.setattr(logits, "CHUNK_BYTES", request.param)
 
 
-def problem():
+@pytest.fixture(params=[(1.0, None), (0.3, None), (1.0, 1.5), (4.0, 2.0)], ids=["plain", "scaled", "capped", "both"])
+def change(request):
+    """Scale and cap of the logits."""
+    return request.param
+
+
+def plain_logits(hidden, head):
+    """What a model with such a head computes."""
+    logits = hidden @ head.weight.T * head.scale
+    return logits if head.cap is None else torch.tanh(logits / head.cap) * head.cap
+
+
+def problem(change=(1.0, None)):
     torch.manual_seed(0)
     hidden = torch.randn(7, 5, dtype=torch.float32, requires_grad=True)
-    head = torch.randn(11, 5)
+    head = Head(torch.randn(11, 5), *change)
     temperatures = torch.tensor([1.0, 0.5, 2.0, 1.0, 1.0, 0.1, 1.0])
     slots = torch.tensor([0, 0, 1, 2, 2, 2, 5, 6])  # several targets in one slot; slots without a target
     tokens = torch.tensor([3, 3, 0, 1, 2, 10, 4, 5])
@@ -37,15 +49,15 @@ def masks_of(problem_tokens, slots):
 
 
 @pytest.mark.parametrize("kept", [0, 10**9], ids=["computed again", "kept"])
-def test_masked_distributions_equal_the_plain_computation(chunk, kept, monkeypatch):
+def test_masked_distributions_equal_the_plain_computation(chunk, change, kept, monkeypatch):
     monkeypatch.setattr(logits, "KEPT_BYTES", kept)
-    hidden, head, temperatures, slots, tokens = problem()
+    hidden, head, temperatures, slots, tokens = problem(change)
     masks, table = masks_of(tokens, slots)
     coefficients = torch.randn(8)
     out = target_logprobs(hidden, head, temperatures, slots, tokens, masks)
     (out.logprobs * coefficients).sum().backward()
     ours, hidden.grad = hidden.grad, None
-    scaled = (hidden @ head.T / temperatures[:, None]).masked_fill(~table, -torch.inf)
+    scaled = (plain_logits(hidden, head) / temperatures[:, None]).masked_fill(~table, -torch.inf)
     log_p = torch.log_softmax(scaled, dim=-1)
     (log_p[slots, tokens] * coefficients).sum().backward()
     torch.testing.assert_close(out.logprobs, log_p[slots, tokens], rtol=1e-5, atol=1e-5)
@@ -58,9 +70,9 @@ def test_masked_distributions_equal_the_plain_computation(chunk, kept, monkeypat
 
 
 @pytest.mark.parametrize("kept", [0, 10**9], ids=["computed again", "kept"])
-def test_values_and_gradients_equal_the_plain_computation(chunk, kept, monkeypatch):
+def test_values_and_gradients_equal_the_plain_computation(chunk, change, kept, monkeypatch):
     monkeypatch.setattr(logits, "KEPT_BYTES", kept)
-    hidden, head, temperatures, slots, tokens = problem()
+    hidden, head, temperatures, slots, tokens = problem(change)
     coefficients = torch.randn(8)
     results = []
     for chunked in (True, False):
@@ -70,7 +82,7 @@ def test_values_and_gradients_equal_the_plain_computation(chunk, kept, monkeypat
             logprobs, entropy = out.logprobs, out.entropy
             assert not entropy.requires_grad
         else:
-            log_p = torch.log_softmax(hidden @ head.T / temperatures[:, None], dim=-1)
+            log_p = torch.log_softmax(plain_logits(hidden, head) / temperatures[:, None], dim=-1)
             logprobs, entropy = log_p[slots, tokens], -(log_p.exp() * log_p).sum(-1)
         (logprobs * coefficients).sum().backward()
         assert hidden.grad is not None
@@ -80,9 +92,9 @@ def test_values_and_gradients_equal_the_plain_computation(chunk, kept, monkeypat
 
 
 @pytest.mark.parametrize("kept", [0, 10**9])
-def test_the_gradient_of_the_entropy_equals_the_plain_computation(chunk, kept, monkeypatch):
+def test_the_gradient_of_the_entropy_equals_the_plain_computation(chunk, change, kept, monkeypatch):
     monkeypatch.setattr(logits, "KEPT_BYTES", kept)
-    hidden, head, temperatures, slots, tokens = problem()
+    hidden, head, temperatures, slots, tokens = problem(change)
     weights, more = torch.randn(8), torch.randn(7)
     gradients = []
     for chunked in (True, False):
@@ -91,7 +103,7 @@ def test_the_gradient_of_the_entropy_equals_the_plain_computation(chunk, kept, m
             out = target_logprobs(hidden, head, temperatures, slots, tokens, entropy_gradient=True)
             logprobs, entropy = out.logprobs, out.entropy
         else:
-            log_p = torch.log_softmax(hidden @ head.T / temperatures[:, None], dim=-1)
+            log_p = torch.log_softmax(plain_logits(hidden, head) / temperatures[:, None], dim=-1)
             logprobs, entropy = log_p[slots, tokens], -(log_p.exp() * log_p).sum(-1)
         ((logprobs * weights).sum() + (entropy * more).sum()).backward()
         assert hidden.grad is not None
@@ -101,7 +113,7 @@ def test_the_gradient_of_the_entropy_equals_the_plain_computation(chunk, kept, m
 
 def test_the_entropy_of_a_certain_token_has_no_gradient_and_no_nan():
     hidden = torch.tensor([[1e4, 0.0]]).requires_grad_()
-    head, ones, zero = torch.eye(2), torch.ones(1), torch.tensor([0])
+    head, ones, zero = Head(torch.eye(2)), torch.ones(1), torch.tensor([0])
     out = target_logprobs(hidden, head, ones, zero, zero, entropy_gradient=True)
     out.entropy.sum().backward()
     assert hidden.grad is not None
@@ -113,7 +125,7 @@ def test_the_gradient_of_a_confident_token_survives_bfloat16():
     head = torch.tensor([[7.6, 0.0], [0.0, 1.0]]).bfloat16()
     hidden = torch.tensor([[1.0, 0.0]]).bfloat16().requires_grad_()
     ones, slots, tokens = torch.ones(1), torch.tensor([0]), torch.tensor([0])
-    target_logprobs(hidden, head, ones, slots, tokens).logprobs.sum().backward()
+    target_logprobs(hidden, Head(head), ones, slots, tokens).logprobs.sum().backward()
     exact = hidden.detach().double().requires_grad_()
     torch.log_softmax(exact @ head.double().T, -1)[0, 0].backward()
     assert hidden.grad is not None
@@ -123,8 +135,19 @@ def test_the_gradient_of_a_confident_token_survives_bfloat16():
 
 def test_greedy_logprobs(chunk):
     hidden, head, *_ = problem()
-    expected = torch.log_softmax(hidden @ head.T, dim=-1).amax(-1)
+    expected = torch.log_softmax(plain_logits(hidden, head), dim=-1).amax(-1)
     torch.testing.assert_close(greedy_logprobs(hidden, head), expected)
+
+
+def test_the_gradient_of_a_trained_head_equals_the_plain_computation(chunk, change):
+    hidden, head, temperatures, slots, tokens = problem(change)
+    weight = head.weight.requires_grad_()
+    coefficients = torch.randn(8)
+    (target_logprobs(hidden, head, temperatures, slots, tokens).logprobs * coefficients).sum().backward()
+    ours, weight.grad = weight.grad, None
+    log_p = torch.log_softmax(plain_logits(hidden, head) / temperatures[:, None], dim=-1)
+    (log_p[slots, tokens] * coefficients).sum().backward()
+    torch.testing.assert_close(ours, weight.grad, rtol=1e-5, atol=1e-5)
 
 
 def test_no_targets_are_fine(chunk):

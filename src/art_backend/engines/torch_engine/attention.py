@@ -93,6 +93,17 @@ class Group:
         return self._masks[window]
 
 
+@dataclass(frozen=True, slots=True)
+class Attending:
+    """What a layer does with its scores."""
+
+    scaling: float
+    window: int | None
+    """How many keys before it, itself included, a query sees; ``None``: all."""
+    softcap: float | None
+    """Scores s become ``softcap · tanh(s / softcap)``."""
+
+
 class AttentionStep:
     """What every layer of one forward pass needs to know of the batch.
 
@@ -108,9 +119,7 @@ class AttentionStep:
         self._slots: dict[LayerShape, Tensor] = {}
         self._gather_rows: dict[LayerShape, list[Tensor]] = {}
 
-    def attend(
-        self, layer: int, query_HND: Tensor, key_HND: Tensor, value_HND: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query_HND: Tensor, key_HND: Tensor, value_HND: Tensor, how: Attending) -> Tensor:
         """Store this step's keys and values, attend over all of each sequence's; return ``[N, heads, head_dim]``."""
         pool, shape = self.pool, self.pool.layers[layer]
         if shape not in self._slots:
@@ -129,16 +138,18 @@ class AttentionStep:
             keys, values = pool.gather(layer, rows)
             queries = query_NHD[group.rows_BQ].view(B, Q, kv, heads // kv, dim)
             queries = queries.permute(2, 0, 3, 1, 4).reshape(kv * B, -1, dim)
-            first, mask = group.mask(window)
+            first, mask = group.mask(how.window)
             keys, values = keys.view(kv * B, L, dim), values.view(kv * B, L, dim)
-            if pool.device.type == "cpu":
-                scores = exact.batched(queries, keys).mul_(scaling)
+            if pool.device.type == "cpu" or how.softcap is not None:
+                scores = exact.batched(queries, keys).mul_(how.scaling)
+                if how.softcap is not None:
+                    scores.div_(how.softcap).tanh_().mul_(how.softcap)
                 scores.view(kv, B, -1, Q, L)[..., first:].add_(mask)
                 weights = torch.softmax(scores, -1, out=scores)
                 mixed = exact.weighted(weights, values)
             else:
                 full = F.pad(mask.to(queries.dtype), (first, 0)).expand(kv, B, heads // kv, Q, L).reshape(kv * B, -1, L)
-                mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=full, scale=scaling)
+                mixed = F.scaled_dot_product_attention(queries, keys, values, attn_mask=full, scale=how.scaling)
             mixed = mixed.view(kv, B, heads // kv, Q, dim).permute(1, 3, 0, 2, 4)
             if group.real_N is None:
                 out_NHD[group.rows_N].view(mixed.shape).copy_(mixed)
@@ -153,9 +164,7 @@ class ProbeStep:
     def __init__(self) -> None:
         self.shapes: dict[int, LayerShape] = {}
 
-    def attend(
-        self, layer: int, query_HND: Tensor, key_HND: Tensor, value_HND: Tensor, scaling: float, window: int | None
-    ) -> Tensor:
+    def attend(self, layer: int, query_HND: Tensor, key_HND: Tensor, value_HND: Tensor, how: Attending) -> Tensor:
         if key_HND.shape[-1] != value_HND.shape[-1]:
             raise UnsupportedModelError("Keys and values of different head sizes are not supported by this engine.")
         self.shapes[layer] = LayerShape(key_HND.shape[0], key_HND.shape[-1])
@@ -181,9 +190,10 @@ def _paged_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The signature that transformers calls; ``paged_step`` comes through the model's keyword arguments."""
-    if softcap is not None or s_aux is not None:
-        raise UnsupportedModelError("Attention with soft-capping or sinks is not supported by this engine; use vLLM.")
-    out_NHD = paged_step.attend(module.layer_idx, query[0], key[0], value[0], scaling, sliding_window)
+    if s_aux is not None:
+        raise UnsupportedModelError("Attention with sinks is not supported by this engine; use vLLM.")
+    how = Attending(scaling, sliding_window, softcap)
+    out_NHD = paged_step.attend(module.layer_idx, query[0], key[0], value[0], how)
     return out_NHD[None], None
 
 

@@ -11,7 +11,7 @@ The model is told through transformers' public ``AttentionInterface`` and the ke
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PretrainedConfig
 
 from art_backend.models import exact
-from art_backend.training.rows.packing import Pack
+from art_backend.training.rows.packing import Branch, Pack
 
 Kind = Literal["branches", "flex", "dense", "rows"]
 
@@ -35,6 +35,9 @@ QUERY_BLOCK = 256
 MASK_BLOCK = 128
 """Queries and keys of one block of FlexAttention's mask."""
 
+_HARMLESS = frozenset({"position_ids", "use_cache", "output_attentions", "cache_position", "is_causal"})
+"""Arguments of attention functions that change nothing here."""
+
 IMPLEMENTATIONS: dict[Kind, str] = {
     "branches": BRANCH_ATTENTION,
     "flex": "flex_attention",
@@ -44,6 +47,30 @@ IMPLEMENTATIONS: dict[Kind, str] = {
 """The ``attn_implementation`` that a model is loaded with."""
 
 
+Window = int | None
+"""How many tokens of its path a query sees, itself included; ``None``: all."""
+
+Windows = Window | Mapping[str, Window]
+"""The window of every layer, or of each type of layer."""
+
+
+def layer_windows(config: PretrainedConfig) -> Windows:
+    """How far back the layers of a decoder look, as its configuration says.
+
+    Raises:
+        ValueError: A type of layer attends in another way.
+    """
+    window: Window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        return window if getattr(config, "use_sliding_window", True) else None
+    windows: dict[str, Window] = {"full_attention": None, "sliding_attention": window}
+    if unknown := sorted(set(types) - windows.keys()):
+        raise ValueError(f"layers of {', '.join(unknown)} do not follow a tree.")
+    found = {kind: windows[kind] for kind in types}
+    return found if len(found) > 1 or None not in found.values() else None
+
+
 @dataclass(slots=True)
 class QueryBlock:
     """Consecutive tokens of one branch, and where they look."""
@@ -51,59 +78,87 @@ class QueryBlock:
     start: int
     stop: int
     keys: slice | Tensor
-    """Packed positions of the path from the root to ``stop``, L in all: a range where they are one, else [L] int64."""
+    """Packed positions on the path to ``stop`` that a query of the block sees, L in all: a range where they are one, else [L]
+    int64."""
     length: int
     """L"""
+    slack: int
+    """Query i does not see the first i − slack of these keys, which lie before its window."""
 
 
-def attention_arguments(kind: Kind, pack: Pack, device: torch.device) -> dict[str, Any]:
-    """Keyword arguments for the model's forward pass over ``pack``."""
-    match kind:
-        case "branches":
-            return {"attention_mask": None, "blocks": query_blocks(pack, device)}
-        case "flex":
-            return {"attention_mask": block_mask(torch.from_numpy(pack.ends).to(device))}
-        case "rows":
-            if len(pack.branches) > 1:
-                raise ValueError("A pack of several rows needs attention that follows its tree.")
-            return {"attention_mask": None}
-        case "dense":
-            return {"attention_mask": dense_mask(torch.from_numpy(pack.ends).to(device))[None, None]}
-
-
-def query_blocks(pack: Pack, device: torch.device, size: int = QUERY_BLOCK) -> list[QueryBlock]:
-    """Cut the branches of a pack into blocks of at most ``size`` tokens.
+class QueryBlocks:
+    """The branches of a pack, cut into blocks of queries.
 
     A part of a branch is a branch itself, whose ancestors include the parts before it; small blocks leave out most of the
     pairs that causality forbids, and bound the memory of the scores.
+
+    Args:
+        size: Most tokens of a block.
     """
-    blocks: list[QueryBlock] = []
-    for branch in pack.branches:
+
+    def __init__(self, pack: Pack, device: torch.device, size: int = QUERY_BLOCK) -> None:
+        self._pack = pack
+        self._device = device
+        self._size = size
+        self._made: dict[Window, list[QueryBlock]] = {}
+
+    def within(self, window: Window) -> list[QueryBlock]:
+        """The blocks of a layer that looks ``window`` tokens back."""
+        if window not in self._made:
+            self._made[window] = [block for branch in self._pack.branches for block in self._cut(branch, window)]
+        return self._made[window]
+
+    def _cut(self, branch: Branch, window: Window) -> Iterator[QueryBlock]:
         path = np.concatenate([branch.ancestors, np.arange(branch.start, branch.stop)])
-        for start in range(branch.start, branch.stop, size):
-            stop = min(start + size, branch.stop)
-            length = branch.ancestors.size + stop - branch.start
-            together = int(path[length - 1] - path[0]) == length - 1
-            keys = slice(int(path[0]), stop) if together else torch.from_numpy(path[:length]).to(device)
-            blocks.append(QueryBlock(start, stop, keys, length))
-    return blocks
+        for start in range(branch.start, branch.stop, self._size):
+            stop = min(start + self._size, branch.stop)
+            end = branch.ancestors.size + stop - branch.start
+            reach = end if window is None else window
+            first = end - (stop - start) + 1 - reach  # where the window of the block's first query begins
+            seen = path[max(0, first) : end]
+            together = int(seen[-1] - seen[0]) == seen.size - 1
+            keys = slice(int(seen[0]), stop) if together else torch.from_numpy(seen).to(self._device)
+            yield QueryBlock(start, stop, keys, seen.size, slack=max(0, -first))
 
 
-def dense_mask(ends: Tensor) -> Tensor:
-    """[T, T] bool: query q attends to key k iff k ≤ q < ends[k]."""
+def attention_arguments(kind: Kind, pack: Pack, device: torch.device, windows: Windows) -> dict[str, Any]:
+    """Keyword arguments for the model's forward pass over ``pack``."""
+    if kind == "branches":  # each layer says itself how far back it looks
+        return {"attention_mask": None, "blocks": QueryBlocks(pack, device)}
+    if kind == "rows":
+        if len(pack.branches) > 1:
+            raise ValueError("A pack of several rows needs attention that follows its tree.")
+        return {"attention_mask": None}
+    ends, depths = torch.from_numpy(pack.ends).to(device), torch.from_numpy(pack.depths).to(device)
+
+    def mask(window: Window) -> Tensor | BlockMask:
+        return block_mask(ends, depths, window) if kind == "flex" else dense_mask(ends, depths, window)[None, None]
+
+    if isinstance(windows, Mapping):
+        return {"attention_mask": {layer: mask(window) for layer, window in windows.items()}}
+    return {"attention_mask": mask(windows)}
+
+
+def dense_mask(ends: Tensor, depths: Tensor, window: Window = None) -> Tensor:
+    """[T, T] bool: query q attends to key k iff k ≤ q < ends[k], and k is among the last ``window`` tokens of q's path."""
     position = torch.arange(ends.shape[0], device=ends.device)
-    return (position[None, :] <= position[:, None]) & (position[:, None] < ends[None, :])
+    seen = (position[None, :] <= position[:, None]) & (position[:, None] < ends[None, :])
+    return seen if window is None else seen & (depths[:, None] - depths[None, :] < window)
 
 
-def block_mask(ends: Tensor) -> BlockMask:
-    """The same as ``dense_mask``, for FlexAttention. The closure reads ``ends``, so one compiled kernel serves every tree.
+def block_mask(ends: Tensor, depths: Tensor, window: Window = None) -> BlockMask:
+    """The same as ``dense_mask``, for FlexAttention. The closure reads tensors, so one compiled kernel serves every tree.
 
-    Whether a block of queries looks at a block of keys follows from the largest and the smallest end among the keys, so that
+    Whether a block of queries looks at a block of keys follows from the largest and the smallest end and depth in each, so that
     nothing of size [T, T] is computed, as ``create_block_mask`` would.
     """
 
     def attends(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (key <= query) & (query < ends[key])
+
+    def attends_within(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        assert window is not None
+        return attends(batch, head, query, key) & (depths[query] - depths[key] < window)
 
     size = ends.shape[0]
     count = -(-size // MASK_BLOCK)
@@ -112,11 +167,17 @@ def block_mask(ends: Tensor) -> BlockMask:
     starts, before = block * MASK_BLOCK, block[None, :] < block[:, None]
     some = (block[None, :] == block[:, None]) | (before & (starts[:, None] < ends_BK.amax(1)[None, :]))
     every = before & (starts[:, None] + MASK_BLOCK <= ends_BK.amin(1)[None, :])
+    if window is not None:
+        # the last block is filled up with its last token, which changes neither its smallest nor its largest depth
+        filled = torch.cat([depths, depths[-1:].expand(count * MASK_BLOCK - size)]).view(count, MASK_BLOCK)
+        low, high = filled.amin(1), filled.amax(1)
+        some &= low[:, None] - high[None, :] < window
+        every &= high[:, None] - low[None, :] < window
     return BlockMask.from_kv_blocks(
         *_block_indices(some & ~every),
         *_block_indices(every),
         BLOCK_SIZE=MASK_BLOCK,
-        mask_mod=attends,
+        mask_mod=attends if window is None else attends_within,
         seq_lengths=(size, size),
     )
 
@@ -135,10 +196,12 @@ def branch_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    blocks: list[QueryBlock],
+    blocks: QueryBlocks,
     scaling: float | None = None,
     dropout: float = 0.0,
-    **_: object,
+    sliding_window: Window = None,
+    softcap: float | None = None,
+    **others: object,
 ) -> tuple[Tensor, None]:
     """Attention of every block over its path, as transformers calls it.
 
@@ -146,14 +209,22 @@ def branch_attention(
         query: [1, heads, T, D].
         key: [1, key heads, T, D].
         value: [1, key heads, T, D].
+        softcap: Scores s become ``softcap · tanh(s / softcap)`` (Gemma 2, arXiv:2408.00118).
 
     Returns:
         Output [1, T, heads, D], and no weights.
+
+    Raises:
+        ValueError: The layer passes an argument that is not known here, and might change the result.
     """
     if dropout:
         raise ValueError("Tree attention has no dropout; set attention_dropout to 0.")
+    if unknown := sorted(name for name, value in others.items() if value is not None and name not in _HARMLESS):
+        raise ValueError(
+            f"{type(module).__name__} attends with {', '.join(unknown)}, which tree attention does not know."
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    output = _BranchAttention.apply(query[0], key[0], value[0], blocks, scale)
+    output = _BranchAttention.apply(query[0], key[0], value[0], blocks.within(sliding_window), scale, softcap)
     return output[None], None  # pyright: ignore[reportOptionalSubscript]
 
 
@@ -169,18 +240,29 @@ class _BranchAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: list[QueryBlock], scale: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        blocks: list[QueryBlock],
+        scale: float,
+        cap: float | None,
+    ) -> Tensor:
         heads, size, width = query.shape
         output = torch.empty(size, heads, width, dtype=query.dtype, device=query.device)
         peaks = torch.empty(heads, size, 1, device=query.device)
         for block in blocks:
             q, k, v = _fold(query, block, key.shape[0]), _select(key, block), _select(value, block)
-            scores = _mask(exact.batched(q, k).mul_(scale), block)
+            scores = exact.batched(q, k).mul_(scale)
+            if cap is not None:
+                scores.div_(cap).tanh_().mul_(cap)
+            _mask(scores, block)
             _unfold(peaks, block, scores.amax(-1, keepdim=True))
             mixed = exact.weighted(torch.softmax(scores, dim=-1, out=scores), v)
             _unfold(output.transpose(0, 1), block, mixed)
         ctx.save_for_backward(query, key, value, output, peaks)
-        ctx.blocks, ctx.scale = blocks, scale
+        ctx.blocks, ctx.scale, ctx.cap = blocks, scale, cap
         return output
 
     @staticmethod
@@ -191,21 +273,30 @@ class _BranchAttention(torch.autograd.Function):
         drops = (grad_output.float() * output.transpose(0, 1)).sum(-1, keepdim=True)
         queries, keys = _less(query, peaks / ctx.scale), _plus(key)
         gradients, values = _less(grad_output, drops), _plus(value)
-        # Σ dS over the keys is 0 but for rounding, which a part that all keys share would magnify.
-        centred = (key - key.float().mean(1, keepdim=True)).to(key.dtype)
+        # Σ dS over the keys is 0 but for rounding, which a part that all keys share would magnify; behind a cap it is not 0.
+        centred = key if ctx.cap is not None else (key - key.float().mean(1, keepdim=True)).to(key.dtype)
         grad_query = torch.empty_like(query)
         grad_key = torch.zeros(key.shape, dtype=torch.float32, device=key.device)
         grad_value = torch.zeros_like(grad_key)
         for block in ctx.blocks:
             q, k = _fold(queries, block, groups), _select(keys, block)
             g, v = _fold(gradients, block, groups), _select(values, block)
-            weights = torch.softmax(_mask(torch.bmm(q, k.transpose(1, 2)).mul_(ctx.scale), block), dim=-1)
-            # dS = P · (dP − Σ P·dP)
+            slope = None
+            if ctx.cap is None:
+                scores = torch.bmm(q, k.transpose(1, 2)).mul_(ctx.scale)
+            else:
+                squashed = exact.batched(q[..., :width], k[..., :width]).mul_(ctx.scale / ctx.cap).tanh_()
+                scores = squashed * ctx.cap
+                slope = squashed.square_().neg_().add_(1).to(q.dtype)
+            weights = torch.softmax(_mask(scores, block), dim=-1).to(q.dtype)
+            # dS = P · (dP − Σ P·dP), and with a cap its slope times that
             grad_scores = torch.bmm(g, v.transpose(1, 2)).mul_(weights)
+            if slope is not None:
+                grad_scores.mul_(slope)
             _accumulate(grad_value, block, torch.bmm(weights.transpose(1, 2), g[..., :width]))
             _accumulate(grad_key, block, torch.bmm(grad_scores.transpose(1, 2), q[..., :width]))
             _unfold(grad_query, block, torch.bmm(grad_scores, _select(centred, block)).mul_(ctx.scale))
-        return grad_query, grad_key.mul_(ctx.scale).to(key.dtype), grad_value.to(value.dtype), None, None
+        return grad_query, grad_key.mul_(ctx.scale).to(key.dtype), grad_value.to(value.dtype), None, None, None
 
 
 def _less(x: Tensor, amount: Tensor) -> Tensor:
@@ -220,11 +311,12 @@ def _plus(y: Tensor) -> Tensor:
 
 
 def _mask(scores: Tensor, block: QueryBlock) -> Tensor:
-    """Remove, in place, what causality forbids from scores [key heads, G·n, L]."""
+    """Remove, in place, what causality and the window forbid from scores [key heads, G·n, L]."""
     n = block.stop - block.start
-    scores.view(scores.shape[0], -1, n, block.length)[..., block.length - n :].add_(
-        _causal(n, scores.dtype, scores.device)
-    )
+    each = scores.view(scores.shape[0], -1, n, block.length)
+    each[..., block.length - n :].add_(_causal(n, scores.dtype, scores.device))
+    if (hidden := min(n - 1 - block.slack, block.length)) > 0:
+        each[..., :hidden].add_(_before_window(n, hidden, block.slack, scores.dtype, scores.device))
     return scores
 
 
@@ -232,6 +324,12 @@ def _mask(scores: Tensor, block: QueryBlock) -> Tensor:
 def _causal(n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[n, n]: −inf above the diagonal, 0 elsewhere."""
     return torch.full((n, n), float("-inf"), dtype=dtype, device=device).triu_(1)
+
+
+@functools.lru_cache(maxsize=256)
+def _before_window(n: int, keys: int, slack: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[n, keys]: −inf for the first i − slack keys of query i, 0 elsewhere."""
+    return torch.full((n, keys), float("-inf"), dtype=dtype, device=device).tril_(-1 - slack)
 
 
 def _fold(x: Tensor, block: QueryBlock, groups: int) -> Tensor:

@@ -18,8 +18,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from art_backend.errors import ModelNotAvailableError
 from art_backend.models.compute import own_memory
 from art_backend.planning.architecture import check_proven
-from art_backend.training.policy.attention import IMPLEMENTATIONS, Kind, attention_arguments
-from art_backend.training.rows.packing import Pack
+from art_backend.training.policy.attention import IMPLEMENTATIONS, Kind, attention_arguments, layer_windows
+from art_backend.training.policy.logits import read_head
+from art_backend.training.rows.packing import Ints, Pack, plain_pack
 
 NORM_PART = 2**24
 """Numbers of the gradient whose squares are added up at a time: 128 MiB of float64."""
@@ -46,10 +47,9 @@ class Policy(ABC):
         self.device = base.device
         self.attention: Kind = attention
         self._base = base
-        head = base.get_output_embeddings()
-        assert isinstance(head, torch.nn.Linear)
-        self.head: Tensor = head.weight
-        self.vocabulary = int(self.head.shape[0])
+        self.head = read_head(base)
+        self.vocabulary = int(self.head.weight.shape[0])
+        self._windows = layer_windows(base.config.get_text_config())
         self._parameters = parameters
         size = sum(p.numel() for p in parameters.values())
         self.weights = torch.zeros(size, dtype=torch.float32, device=self.device)
@@ -64,6 +64,11 @@ class Policy(ABC):
             parameter.register_post_accumulate_grad_hook(_adder(gradient))
         if not by_unsloth:
             base.eval()  # no dropout anywhere: the distribution that is trained is the one that was sampled
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the computation."""
+        return self.head.weight.dtype
 
     @property
     def shares_prefixes(self) -> bool:
@@ -123,7 +128,7 @@ class Policy(ABC):
 
     def forward(self, pack: Pack) -> Tensor:
         """Final hidden states of a pack: [T, H]."""
-        arguments = attention_arguments(self.attention, pack, self.device)
+        arguments = attention_arguments(self.attention, pack, self.device, self._windows)
         output = self._base.get_decoder()(
             input_ids=torch.from_numpy(pack.token_ids).to(self.device)[None],
             position_ids=torch.from_numpy(pack.depths).to(self.device)[None],
@@ -131,6 +136,12 @@ class Policy(ABC):
             **arguments,
         )
         return output.last_hidden_state[0]
+
+    def logits(self, token_ids: Ints) -> Tensor:
+        """Logits of one row, as the model itself computes them: [n, V] for ids [n]."""
+        arguments = attention_arguments(self.attention, plain_pack(token_ids), self.device, self._windows)
+        ids = torch.from_numpy(token_ids).to(self.device)[None]
+        return self._base(input_ids=ids, use_cache=False, **arguments).logits[0]
 
     def device_tensors(self) -> tuple[list[Tensor], list[Tensor]]:
         """The tensors on the device between steps: those that training leaves alone, and those that it changes."""
@@ -172,12 +183,21 @@ def _adder(total: Tensor):
 
 
 def load_base(path: Path, dtype: torch.dtype, attention: Kind, device: torch.device) -> PreTrainedModel:
-    """Load a base model; raises ModelNotAvailableError if that fails, or if its kind is not proven."""
+    """Load a base model.
+
+    Raises:
+        ModelNotAvailableError: That fails, its kind is not proven, or the trainer does not know its head or its layers.
+    """
     try:
         check_proven(path, str(path))
         model = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, attn_implementation=IMPLEMENTATIONS[attention], device_map=str(device)
         )
+        read_head(model)
+        config = model.config.get_text_config()
+        layer_windows(config)
+        if IMPLEMENTATIONS[attention] == "sdpa" and getattr(config, "attn_logit_softcapping", None):
+            raise ValueError("SDPA has no soft-capped attention.")
     except (OSError, ValueError) as error:
         raise ModelNotAvailableError(
             f"The base model at {path} cannot be loaded: {error}", param="base_model"

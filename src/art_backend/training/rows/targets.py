@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from art_backend.training.policy.logits import SlotMasks, TargetLogprobs, target_logprobs
+from art_backend.training.policy.logits import Head, SlotMasks, TargetLogprobs, target_logprobs
 from art_backend.training.rows.packing import Pack
 
 
@@ -34,7 +34,7 @@ class PackTargets:
     masks: SlotMasks | None
     """Where slots allow some tokens only."""
 
-    def logprobs(self, hidden: Tensor, head: Tensor, *, entropy_gradient: bool = False) -> TargetLogprobs:
+    def logprobs(self, hidden: Tensor, head: Head, *, entropy_gradient: bool = False) -> TargetLogprobs:
         """Log-probability of every target, for final hidden states [T, H] of the pack."""
         return target_logprobs(
             hidden.index_select(0, self.positions),

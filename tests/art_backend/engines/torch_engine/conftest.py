@@ -77,8 +77,12 @@ def make_engine(tiny_model):
             "mistral": 2,
             "windowed": 2,
             "smollm3": 2,
-            "glm4": 4,
+            "gemma2": 8,
+            "gemma3_text": 8,
+            "granite": 2,
             "olmo2": 2,
+            "olmo3": 2,
+            "phi3": 2,
             "wide": 4,
         }[family]
         per_block = widths * 2 * 2 * 8 * 16 * dtype.itemsize

@@ -46,10 +46,11 @@ def test_batch_of_any_lengths_equals_plain_transformers(make_engine, tiny_model,
 @pytest.mark.parametrize("family", PROVEN)
 def test_adapters_side_by_side_equal_peft(make_engine, tiny_model, tiny_adapter, family):
     driver = make_engine(family)
+    query, value, up = ("qkv_proj", "qkv_proj", "gate_up_proj") if family == "phi3" else ("q_proj", "v_proj", "up_proj")
     paths = {
         "m@1": tiny_adapter(family, 1),
-        "m@2": tiny_adapter(family, 2, target_modules=["q_proj", "v_proj", "down_proj"], use_rslora=True),
-        "m@3": tiny_adapter(family, 3, rank_pattern={"q_proj": 2}, alpha_pattern={"layers.1.mlp.up_proj": 3}),
+        "m@2": tiny_adapter(family, 2, target_modules=[query, value, "down_proj"], use_rslora=True),
+        "m@3": tiny_adapter(family, 3, rank_pattern={query: 2}, alpha_pattern={f"layers.1.mlp.{up}": 3}),
     }
     for name, path in paths.items():
         driver.load(name, path)

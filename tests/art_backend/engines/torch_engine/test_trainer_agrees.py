@@ -24,7 +24,7 @@ def sample(driver, count=10):
 
 @pytest.mark.parametrize(
     ("family", "precision"),
-    [*((family, "float32") for family in PROVEN), ("llama", "bfloat16"), ("wide", "bfloat16")],
+    [*((family, "float32") for family in (*PROVEN, "windowed")), ("llama", "bfloat16"), ("wide", "bfloat16")],
 )
 def test_prefill_of_the_trainer_is_decode_of_the_engine(make_engine, tiny_model, tmp_path, family, precision):
     policy = random_policy(tiny_model(family), precision)
