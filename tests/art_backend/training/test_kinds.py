@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from tests.art_backend.engines.conftest import CONFIGS, SPECIAL_IDS
 from tests.support.tiny import build_tiny_tokenizer, save_random_model
-from transformers import AutoModelForCausalLM, FalconH1Config, Lfm2Config
+from transformers import AutoModelForCausalLM, Lfm2Config
 
 from art.wire import LoraSpec
 from art_backend.errors import ModelNotAvailableError
@@ -48,7 +48,7 @@ def by_trees(policy, ids):
         for i, row in enumerate(ids)
     ]
     packs = pack_rows(packed, 10_000)
-    assert [len(pack.branches) for pack in packs] == [5]
+    assert [len(pack.branches) for pack in packs] == [4]
     targets = read_targets(packs[0], policy.device)
     logprobs = targets.logprobs(policy.forward(packs[0]), policy.head).logprobs
     (logprobs * targets.advantages).sum().backward()
@@ -112,22 +112,9 @@ def test_each_proves_itself(kind, precision, save):
     assert not policy.gradient.any()
 
 
-def test_a_state_that_runs_along_the_tokens_is_refused(save, monkeypatch):
-    monkeypatch.setattr(architecture, "PROVEN", ("falcon_h1",))
-    config = FalconH1Config(
-        **SPECIAL_IDS,
-        vocab_size=259,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        mamba_d_ssm=32,
-        mamba_n_heads=4,
-        mamba_d_head=8,
-        mamba_d_state=16,
-    )
-    policy = AdapterPolicy(save(config), LORA, precision="float32")
+def test_a_state_that_runs_along_the_tokens_is_refused(save):
+    policy = AdapterPolicy(save(CONFIGS["llama"]), LORA, precision="float32")
+    policy._base.get_decoder().norm.register_forward_hook(lambda module, given, output: output + output.cumsum(1) / 50)
     with pytest.raises(
         ModelNotAvailableError, match=r"'it' cannot be trained: two rows packed as a tree differ .* nat a token"
     ):
@@ -147,8 +134,7 @@ def test_sdpa_would_ignore_a_cap(save):
 
 
 def test_layers_of_an_unknown_type_are_refused_as_the_model_is_loaded(save, monkeypatch):
-    monkeypatch.setattr(architecture, "PROVEN", ("lfm2",))
-    monkeypatch.setattr(architecture, "_ATTENTION", {"conv", "full_attention"})
+    monkeypatch.setattr("art_backend.training.policy.base.check_proven", lambda directory, name: None)
     config = Lfm2Config(
         **SPECIAL_IDS,
         vocab_size=259,
