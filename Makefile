@@ -83,7 +83,7 @@ test-newest: newest  ## Run the tests with the newest releases that pyproject.to
 	@$(NEWEST)/bin/python $(PYTEST)
 
 test-vllm: setup vllm  ## Run the tests that need vLLM
-	@ART_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm --timeout 600
+	@ART_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/python $(PYTEST) -m vllm --timeout 600
 
 test-frameworks: setup frameworks  ## Run the agents of docs/frameworks with the real packages
 	@$(BIN)/python -m pytest tests/frameworks
