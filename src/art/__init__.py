@@ -1,4 +1,4 @@
-"""ART trains the agent you already have: your code runs it and scores it, ART makes its model better."""
+"""ART trains the agent you already have: your code runs and scores it, ART improves its model."""
 
 from typing import TYPE_CHECKING
 
@@ -48,14 +48,14 @@ _NAMES = {
     "art.trajectories": "Trajectory TrajectoryGroup",
     "art.types": "LocalTrainResult Messages MessagesAndChoices Tools TrainConfig TrainResult TrainSFTConfig TrajectoryExchanges",
 }
-"""The public names of each module, which is imported when one of them is first asked for."""
+"""The public names of each module; the module is imported on first use of one of them."""
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 _MODULES = (
     *("capture", "compat", "dev", "errors", "gather", "guided_completion", "langgraph", "mcp", "metrics", "rewards"),
     *("trajectories", "types", "utils"),
 )
-"""Modules that are reached as attributes of the package, without importing them first."""
+"""Modules available as attributes of the package without an explicit import."""
 
 __all__ = [
     "Backend",

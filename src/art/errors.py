@@ -1,4 +1,4 @@
-"""The errors of the frontend. Those that a backend reported carry its code and the name of the offending field."""
+"""Errors of the frontend. Errors reported by a backend carry its code and the offending field."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from art.wire import ApiErrorBody, ErrorCode
 
 
 class ARTError(Exception):
-    """Base of the errors that ART raises on purpose.
+    """Base class of ART's errors.
 
     Attributes:
-        detail: What happened and what to do about it.
-        status_code: The HTTP status that says the same.
+        detail: What happened and how to fix it.
+        status_code: The corresponding HTTP status.
     """
 
     def __init__(self, message: str, status_code: int) -> None:
@@ -23,7 +23,7 @@ class BackendError(ARTError):
     """A backend answered with an error.
 
     Attributes:
-        code: What went wrong, for programs.
+        code: Machine-readable error code.
         param: Dotted path of the offending field, if there is one.
     """
 
@@ -74,7 +74,7 @@ class NotFoundError(BackendError, code=ErrorCode.NOT_FOUND):
 
 
 class ConflictError(BackendError, code=ErrorCode.CONFLICT):
-    """The request contradicts what the backend stores, such as a name registered with another base model."""
+    """The request conflicts with what the backend stores, such as a name registered with another base model."""
 
 
 class ModelNotAvailableError(BackendError, code=ErrorCode.MODEL_NOT_AVAILABLE):
@@ -85,15 +85,15 @@ class BusyError(BackendError, code=ErrorCode.BUSY):
     """The backend refused for now."""
 
     retry_after_s: float | None = None
-    """When trying again makes sense, if the backend said so."""
+    """When to retry, if the backend said so."""
 
 
 class EngineFailedError(BackendError, code=ErrorCode.ENGINE_FAILED):
-    """The inference engine died or does not answer; the message shows the tail of its log."""
+    """The inference engine died or does not answer; the message includes the tail of its log."""
 
 
 class TrainerFailedError(BackendError, code=ErrorCode.TRAINER_FAILED):
-    """The trainer died or raised; the message shows the tail of its log."""
+    """The trainer died or raised; the message includes the tail of its log."""
 
 
 class StorageFailedError(BackendError, code=ErrorCode.STORAGE_FAILED):
@@ -105,7 +105,7 @@ class VersionMismatchError(BackendError, code=ErrorCode.VERSION_MISMATCH):
 
 
 class JobInterruptedError(BackendError):
-    """The backend stopped while it trained. Nothing of the step was kept; the same call can be repeated."""
+    """The backend stopped during training. The step was not saved; repeat the call."""
 
 
 class BackendUnreachableError(BackendError):
@@ -113,7 +113,7 @@ class BackendUnreachableError(BackendError):
 
 
 class BackendDiedError(BackendError):
-    """The local backend's process ended; the message shows the tail of its log."""
+    """The local backend's process ended; the message includes the tail of its log."""
 
 
 class NoTrainingDataError(ARTError, ValueError):
@@ -132,11 +132,11 @@ class NoTrainingDataError(ARTError, ValueError):
 
 
 class MissingExtraError(ARTError, ImportError):
-    """An optional part is not installed.
+    """An optional dependency is not installed.
 
     Args:
-        what: What was wanted.
-        extra: The extra that brings it.
+        what: The missing dependency, and what needs it.
+        extra: The extra that installs it.
     """
 
     def __init__(self, what: str, extra: str) -> None:

@@ -1,4 +1,4 @@
-"""How good models are at an agent's task, with 95 % intervals, and how much better one is than another.
+"""Evaluate models on an agent's task, with 95 % intervals, and compare them.
 
 Runs of one scenario resemble each other, so what is averaged are the scenarios' means, and what is compared are the
 scenarios that both models were run on (Miller 2024, *Adding Error Bars to Evals*, arXiv:2411.00640).
@@ -39,7 +39,7 @@ class Evaluation:
         return interval([mean(found) for found in self.rewards if found])
 
     def minus(self, other: "Evaluation") -> Interval | None:
-        """How much higher the reward is than ``other``'s, over the scenarios that both have runs of."""
+        """Difference in reward to ``other``, over the scenarios that both have runs of."""
         pairs = zip(self.rewards, other.rewards, strict=True)
         return interval([mean(ours) - mean(theirs) for ours, theirs in pairs if ours and theirs])
 
@@ -72,11 +72,11 @@ async def evaluate(
     """Run an agent ``runs`` times on each scenario.
 
     Args:
-        model: What ``rollout`` gets: any ``art.Model``.
-        on_scenario: Called after each scenario, with the runs of it that ended.
+        model: The model passed to ``rollout``: any ``art.Model``.
+        on_scenario: Called after each scenario, with its completed runs.
 
     Raises:
-        BackendError, openai.APIError: The service failed, which is no run's fault.
+        BackendError, openai.APIError: The service failed, as opposed to a single run.
 
     >>> found = await evaluate("learner", model, rollout, ["Hi.", "Ho."], runs=2)
     >>> found.runs, found.failed
@@ -103,7 +103,7 @@ async def evaluate(
     rewards = await gather_or_cancel([asyncio.create_task(run(scenario)) for scenario in scenarios])
     await runner.leave()
     if not_finite := [i for i, row in enumerate(rewards) if not all(map(math.isfinite, row))]:
-        raise ValueError(f"A reward of scenario {not_finite[0]} is not a finite number.")
+        raise ValueError(f"Scenario {not_finite[0]} has a reward that is not a finite number.")
     return Evaluation(name, rewards, len(failures), failures[0] if failures else None)
 
 

@@ -1,6 +1,6 @@
-"""Running many rollouts at once: a progress bar, a budget of exceptions, and order kept.
+"""Run many rollouts concurrently, in order, with a progress bar and a budget of exceptions.
 
-A failed rollout is counted against the budget. A failure of the service itself (a dead engine, an unreachable gateway)
+A failed rollout counts against the budget. A failure of the service itself (a dead engine, an unreachable gateway)
 is no rollout's fault: it always raises.
 """
 
@@ -34,7 +34,7 @@ __all__ = [
 
 
 AfterEach = Callable[[TrajectoryGroup], Awaitable[TrajectoryGroup | list[TrajectoryGroup] | None]]
-"""Called with each finished group: a group keeps it, a list takes its place, ``None`` drops it."""
+"""Called with each finished group. Returns the group to keep, a list to replace it, or ``None`` to drop it."""
 
 
 async def gather_trajectory_groups(
@@ -53,7 +53,7 @@ async def gather_trajectory_groups(
         pbar_desc: The progress bar's label.
         max_exceptions: How many failed rollouts to tolerate: a count, or, below 1, a fraction of all. The failure after
             that raises, as the first one does by default.
-        max_metrics: Most metrics shown on the bar.
+        max_metrics: Maximum number of metrics on the bar.
         after_each: Called with each finished group, for instance to judge it. Its exceptions propagate.
 
     Returns:
@@ -84,7 +84,7 @@ def _awaitables(items: Iterable[Any], what: str) -> list[Any]:
         if not isinstance(item, Awaitable):
             for other in pending:
                 close_unstarted(other)
-            raise TypeError(f"{what}: item {i} is a {type(item).__name__}, not something to await. Nothing was run.")
+            raise TypeError(f"{what}: item {i} is a {type(item).__name__}, which cannot be awaited. Nothing was run.")
     return pending
 
 
@@ -144,14 +144,14 @@ async def trajectory_group_batches(
     pbar_desc: str | None = "batches",
     pbar_total_completion_tokens: bool = False,
 ) -> AsyncIterator[list[TrajectoryGroup]]:
-    """Run groups ahead of their use and yield them in batches, in the order in which they finish.
+    """Run groups ahead of their use and yield them in batches, in order of completion.
 
     Args:
         groups: As for ``gather_trajectory_groups``; a generator is read only as far ahead as needed.
         batch_size: Groups per batch; the last batch may be shorter.
         max_batch_exceptions: Failed rollouts that each batch tolerates: a count, or, below 1, a fraction of its rollouts.
         max_concurrent_batches: How many batches' worth of groups run at the same time.
-        skip_batches: Batches to leave out at the beginning, for resuming.
+        skip_batches: Batches to skip at the start, for resuming.
 
     Raises:
         ValueError: A size is not positive.
@@ -227,7 +227,7 @@ async def wrap_group_awaitable(
                 raise
             return []
         if not isinstance(cast(Any, group), TrajectoryGroup):
-            raise TypeError(f"An awaitable of a group gave {type(group).__name__}, not a TrajectoryGroup.")
+            raise TypeError(f"An awaitable of a group returned {type(group).__name__}, not a TrajectoryGroup.")
         if not inner.recorded:
             for trajectory in group:
                 record_metrics(context, trajectory)
@@ -266,7 +266,7 @@ def _members(result: Any) -> list[Trajectory]:
     members = list(cast(Iterable[Any], result)) if isinstance(result, Iterable) else [result]
     for member in members:
         if not isinstance(member, Trajectory):
-            raise TypeError(f"A rollout gave {type(member).__name__}, not a Trajectory or several.")
+            raise TypeError(f"A rollout returned {type(member).__name__}, not a Trajectory or a list of them.")
     return members
 
 

@@ -1,4 +1,4 @@
-"""Metrics that add up over a run: costs, times and amounts of data."""
+"""Metrics that accumulate over a run: costs, times and amounts of data."""
 
 import contextlib
 import functools
@@ -45,7 +45,7 @@ def to_cumulative_metric_key(key: str) -> str:
 
 
 class _Shared:
-    """What builders of all contexts of one model have in common."""
+    """State shared by the builders of all contexts of one model."""
 
     def __init__(self) -> None:
         self.totals: dict[str, float] = {}
@@ -60,7 +60,7 @@ class MetricsBuilder:
     """Collects the step's values of one context and turns them, at ``flush``, into a row with running totals.
 
     Args:
-        cost_context: Where costs are booked, such as ``"train"`` or ``"eval"``: ``costs/{cost_context}/{source}``.
+        cost_context: Where costs are recorded, such as ``"train"`` or ``"eval"``: ``costs/{cost_context}/{source}``.
 
     >>> builder = MetricsBuilder("train")
     >>> builder.add_cost("train/judge", 0.5)
@@ -94,7 +94,7 @@ class MetricsBuilder:
         if not slash or not section or not rest:
             raise ValueError(f"The metric {key!r} needs a section, such as costs/{key}.")
         if rest.split("/")[0] == "cum":
-            raise ValueError(f"{key!r} is a running total; totals are computed, not given.")
+            raise ValueError(f"{key!r} is a running total; totals are computed; do not set them.")
         pending = self._pending
         for other in pending:
             if other.startswith(f"{key}/") or key.startswith(f"{other}/"):
@@ -160,10 +160,10 @@ class MetricsBuilder:
         model_name: str,
         **prices: Unpack[Prices],
     ) -> float:
-        """Book what a response cost at ``costs/{cost_context}/{source}``.
+        """Record a response's cost under ``costs/{cost_context}/{source}``.
 
         Args:
-            prices: Dollars per million tokens; without any, ``genai-prices`` is asked.
+            prices: Dollars per million tokens; without them, ``genai-prices`` supplies the prices.
 
         Returns:
             The dollars.
@@ -185,7 +185,7 @@ class MetricsBuilder:
     # Contexts
 
     def for_cost_context(self, cost_context: str, *, buffer_scope: str | None = None) -> "MetricsBuilder":
-        """A builder of another context over the same totals.
+        """Return a builder of another context over the same totals.
 
         Args:
             buffer_scope: Whose flush collects its values; ``None``: the context's own.
@@ -203,7 +203,7 @@ class MetricsBuilder:
         return self._shared.builders[key]
 
     def activate(self) -> "Token[MetricsBuilder | None]":
-        """Make this the builder that costs are booked with. Undo with ``token.var.reset(token)``."""
+        """Make this the active builder for costs. Undo with ``token.var.reset(token)``."""
         return _active.set(self)
 
     @contextlib.contextmanager
@@ -316,8 +316,8 @@ def track_api_cost(
     """Decorate a function, sync or async, that calls a model's API: its cost is booked with the active builder.
 
     Args:
-        source: Where it is booked: ``costs/{context}/{source}``.
-        response_getter: Finds the response in what the function returns; ``None``: it returns the response.
+        source: Where to record it: ``costs/{context}/{source}``.
+        response_getter: Extracts the response from the function's return value; ``None``: the value is the response.
         prices: Dollars per million tokens; see ``Prices``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The models that an agent talks to, and the one that is trained."""
+"""Models that an agent talks to, and the one that ART trains."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Model(LoggedModel[ModelConfig, StateType], Generic[ModelConfig, StateType]):
     """A model under a name, within a project.
 
-    This class is for models that are only used, such as a prompted baseline: give ``inference_base_url``,
+    Use this class for models that do not learn, such as a prompted baseline: give ``inference_base_url``,
     ``inference_api_key`` and ``inference_model_name``. A model that learns is a ``TrainableModel``.
 
     >>> prompted = art.Model(name="baseline", project="games", inference_model_name="gpt-4.1")
@@ -37,7 +37,7 @@ class Model(LoggedModel[ModelConfig, StateType], Generic[ModelConfig, StateType]
     """
 
     _step: int | None = PrivateAttr(default=None)
-    """The policy version that it is pinned to; ``None``: the latest."""
+    """The pinned policy version; ``None``: the latest."""
     _client: "tuple[tuple[Any, ...], AsyncOpenAI] | None" = PrivateAttr(default=None)
 
     def backend(self) -> Backend:
@@ -51,7 +51,7 @@ class Model(LoggedModel[ModelConfig, StateType], Generic[ModelConfig, StateType]
         return self._backend
 
     async def register(self, backend: Backend) -> None:
-        """Make the model known to a backend. Doing it again is harmless.
+        """Register the model with a backend. Registering again is harmless.
 
         Raises:
             ValueError: ``config`` is not JSON-serialisable.
@@ -70,14 +70,14 @@ class Model(LoggedModel[ModelConfig, StateType], Generic[ModelConfig, StateType]
         await backend.register(self)
 
     def openai_client(self) -> "AsyncOpenAI":
-        """A client of the model's endpoint.
+        """Return a client for the model's endpoint.
 
         Raises:
             ValueError: The endpoint is not known.
         """
         if self.inference_api_key is None or self.inference_base_url is None:
             if self.trainable:
-                raise ValueError(f"The endpoint of {self.name!r} is not known: `await model.register(backend)` first.")
+                raise ValueError(f"Model {self.name!r} has no endpoint yet: `await model.register(backend)` first.")
             raise ValueError(f"Give model {self.name!r} an inference_api_key and an inference_base_url.")
         # A client's connections belong to the event loop that opened them.
         key = (self.inference_base_url, self.inference_api_key, _running_loop())
@@ -88,7 +88,7 @@ class Model(LoggedModel[ModelConfig, StateType], Generic[ModelConfig, StateType]
         return self._client[1]
 
     def get_inference_name(self, step: int | None = None) -> str:
-        """The name that requests use for the model, or for its version ``step``."""
+        """Return the name for requests to the model, or to its version ``step``."""
         step = self._step if step is None else step
         if self._backend is not None:
             return self._backend._model_inference_name(self, step)  # pyright: ignore[reportPrivateUsage]
@@ -107,7 +107,7 @@ class Model(LoggedModel[ModelConfig, StateType], Generic[ModelConfig, StateType]
 
     @asynccontextmanager
     async def rollout(self, step: int | None = None) -> AsyncGenerator[Rollout]:
-        """One run of the agent at the model's endpoint, so that a rollout function of a model that learns runs here too.
+        """One run of the agent at the model's endpoint, so rollout functions for trainable models work here too.
 
         Nothing is captured at the endpoint. Clients of the rollout record, as ``art.capture`` says; ``fill`` adds what they recorded.
 
@@ -120,7 +120,7 @@ class Model(LoggedModel[ModelConfig, StateType], Generic[ModelConfig, StateType]
             yield run
 
     async def get_step(self) -> int:
-        """The latest policy version, or the one that the model is pinned to; 0 for a model that is not trained."""
+        """Return the latest or the pinned policy version; 0 for a model that is not trained."""
         if self._step is not None:
             return self._step
         return await self.backend()._get_step(cast(Any, self)) if self.trainable else 0  # pyright: ignore[reportPrivateUsage]
@@ -140,7 +140,7 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
     """
 
     base_model: str
-    """A local path, a hub id, or another name that the backend can resolve."""
+    """A local path, a hub id, or another name the backend resolves."""
     trainable: Literal[True] = True  # type: ignore[assignment]
 
     _internal_config: "InternalModelConfig | None" = PrivateAttr(default=None)
@@ -154,7 +154,7 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
         return {**super().model_dump(**options), "_internal_config": self._internal_config}
 
     async def register(self, backend: Backend, _openai_client_config: "dict[str, Any] | None" = None) -> None:
-        """Make the model known to a backend, which loads and serves it. Doing it again is harmless."""
+        """Register the model with a backend, which loads and serves it. Registering again is harmless."""
         await super().register(backend)
         base_url, api_key = await backend._prepare_backend_for_training(self, _openai_client_config)  # pyright: ignore[reportPrivateUsage]
         self.inference_base_url = base_url
@@ -163,7 +163,7 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
 
     @asynccontextmanager
     async def rollout(self, step: int | None = None) -> AsyncGenerator[Rollout]:
-        """One run of the agent under a key of its own, whatever framework, process or language the agent is in.
+        """One run of the agent under its own key, in any framework, process or language.
 
             async with model.rollout() as r:
                 reward = await run_my_agent(r.base_url, r.api_key)
@@ -207,7 +207,7 @@ class TrainableModel(Model[ModelConfig, StateType], Generic[ModelConfig, StateTy
         _config: "dev.TrainSFTConfig | None" = None,
         verbose: bool = False,
     ) -> None:
-        """Fine-tune on given trajectories, log one row, and say how the loss went. Captured trajectories are learned by their
+        """Fine-tune on the given trajectories, log one row, and print how the loss changed. Captured trajectories are learned by their
         exact tokens."""
         check_config(config, TrainSFTConfig)
         result = await self.backend().train_sft(self, trajectories, config, verbose=verbose, **(_config or {}))

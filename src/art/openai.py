@@ -1,4 +1,4 @@
-"""Streams of chat completions, put together to the completion that they are pieces of."""
+"""Assemble chat completion streams into completions."""
 
 from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Any
@@ -95,7 +95,7 @@ def _take(completion: ChatCompletion, chunk: ChatCompletionChunk, on_chunk: OnCh
 
 def _finished(completion: ChatCompletion | None) -> ChatCompletion:
     if completion is None:
-        raise ValueError("The stream of the chat completion held no chunk.")
+        raise ValueError("The chat completion stream contained no chunks.")
     return completion
 
 

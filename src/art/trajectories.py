@@ -1,4 +1,4 @@
-"""Trajectories: what an agent did and how well, and groups of them that are compared with each other."""
+"""Trajectories: one scored agent run each, and groups of them that training compares."""
 
 import asyncio
 import copy
@@ -25,13 +25,13 @@ MetadataValue: TypeAlias = float | int | str | bool | list[Any] | dict[str, Any]
 """Any JSON value."""
 
 active_trajectory: "ContextVar[Trajectory | None]" = ContextVar("art_active_trajectory", default=None)
-"""The innermost open trajectory; each task starts with that of the task that made it."""
+"""The innermost open trajectory; a new task inherits it from the task that created it."""
 
 NOTHING_RECORDED = (
-    "No model call was recorded in this trajectory. Calls are seen through clients that models hand out "
-    "(model.openai_client()) and through clients built on art.capture.async_http_client() or http_client(), not through any "
-    "other client that was built by hand; for agents that build their own, use `async with model.rollout()`. docs/capture.md "
-    "has the choices."
+    "No model call was recorded in this trajectory. ART records calls made through a model's own client "
+    "(model.openai_client()) and through clients built on art.capture.async_http_client() or http_client(), but not through "
+    "other clients. For agents that build their own clients, use `async with model.rollout()`. docs/capture.md "
+    "explains the options."
 )
 
 
@@ -75,26 +75,26 @@ class Trajectory(BaseModel):
     """Further conversations of the same run, such as those of sub-agents."""
     reward: float = 0.0
     rollout_id: str | None = None
-    """The keyed rollout that captured this run; all that was sampled under its key is trained."""
+    """The keyed rollout that captured this run; everything sampled under its key is trained."""
     initial_policy_version: int | None = None
     final_policy_version: int | None = None
     metrics: dict[str, float | int | bool] = {}
     metadata: dict[str, MetadataValue] = {}
     logs: list[str] = []
     exchanges: TrajectoryExchanges = Field(default_factory=TrajectoryExchanges, exclude=True)
-    """The model calls that were recorded, as they were made. Not part of dumps: their conversations are."""
+    """The recorded model calls, unchanged. Not part of dumps: their conversations are."""
     start_time: datetime = Field(default_factory=datetime.now, exclude=True)
 
     _variables: dict[str, str | None] | None = PrivateAttr(default=None)
     _outer: "list[tuple[Trajectory | None, environment.Overlay | None]]" = PrivateAttr(default_factory=list[Any])
-    """What was open around this one, once per time that it was entered."""
+    """The enclosing trajectory, once for each time this one was entered."""
     _encloses: bool = PrivateAttr(default=False)
-    """Whether another one was opened inside, whose calls are its own."""
+    """Whether a trajectory was opened inside, which records its own calls."""
 
     @model_validator(mode="before")
     @classmethod
     def _tell_unknown_fields(cls, given: Any) -> Any:
-        """A reward under a misspelt name would be lost in silence; fields of other versions are no error."""
+        """Warn about unknown fields: a misspelt reward would be lost silently, but fields of other versions must load."""
         if isinstance(given, dict):
             names = cast(dict[str, Any], given)
             if unknown := [name for name in names if name not in cls.model_fields]:
@@ -122,15 +122,15 @@ class Trajectory(BaseModel):
             self.metrics[key] = self.metrics.get(key, 0.0) + time.monotonic() - started
 
     def with_environment(self, variables: Mapping[str, str | None]) -> Self:
-        """Let these environment variables hold while the trajectory is open, in its context only; ``None`` hides one.
+        """Set these environment variables while the trajectory is open, in its context only; ``None`` hides one.
 
-        ``rollout.trajectory()`` does so with the variables that name the rollout's endpoint.
+        ``rollout.trajectory()`` sets those that name the rollout's endpoint.
         """
         self._variables = dict(variables)
         return self
 
     def __enter__(self) -> Self:
-        """Record the model calls that are made until the block ends. If there were none, a warning says why that may be."""
+        """Record the model calls made until the block ends. If there were none, warn with possible reasons."""
         variables = None if self._variables is None else environment.enter(self._variables)
         outer = active_trajectory.get()
         if outer is not None:
@@ -144,7 +144,7 @@ class Trajectory(BaseModel):
 
     def _leave(self, kind: type[BaseException] | None, stacklevel: int) -> None:
         if active_trajectory.get() is not self:
-            raise RuntimeError("Trajectories must be left in the opposite order of entering them.")
+            raise RuntimeError("Nested trajectories must be closed in reverse order.")
         trajectory, variables = self._outer.pop()
         active_trajectory.set(trajectory)
         if variables is not None:
@@ -155,18 +155,18 @@ class Trajectory(BaseModel):
             warnings.warn(NOTHING_RECORDED, stacklevel=stacklevel)
 
     async def __aenter__(self) -> Self:
-        """As ``with``, to stand in one line with ``async with model.rollout()``."""
+        """Like ``with``, for use on one line with ``async with model.rollout()``."""
         return self.__enter__()
 
     async def __aexit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         self._leave(kind, stacklevel=3)
 
     def messages(self) -> Messages:
-        """The main conversation as plain messages."""
+        """Return the main conversation as plain messages."""
         return get_messages(self.messages_and_choices)
 
     def for_logging(self) -> dict[str, Any]:
-        """A JSON-able summary; each message says whether it is ``trainable``, that is, was sampled."""
+        """Return a JSON-able summary; each message says whether it is ``trainable``, that is, was sampled."""
         messages = [
             {**message, "trainable": is_choice(item)}
             for item, message in zip(self.messages_and_choices, self.messages(), strict=True)
@@ -368,7 +368,7 @@ class PendingGroup:
         try:
             member: Any = await cast(Awaitable[Any], item) if isinstance(item, Awaitable) else item
             if not isinstance(member, Trajectory):
-                raise TypeError(f"A member of a TrajectoryGroup gave {type(member).__name__}, not a Trajectory.")
+                raise TypeError(f"A member of a TrajectoryGroup returned {type(member).__name__}, not a Trajectory.")
         except Exception as error:
             context.record_failure(error)
             if context.too_many_exceptions():

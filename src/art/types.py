@@ -1,4 +1,4 @@
-"""The types that trajectories are made of, and the small ones that training takes and gives."""
+"""Types of trajectories, and small inputs and results of training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -43,7 +43,7 @@ def _message_or_choice(item: Any) -> Any:
 
 
 Message = Annotated[ChatCompletionMessageParam, SkipValidation]
-"""One chat message, as the OpenAI API takes it. Never coerced, never copied."""
+"""One chat message, as the OpenAI API accepts it. Never coerced, never copied."""
 
 MessageOrChoice = Annotated[ChatCompletionMessageParam | Choice, _Untouched()]
 """A message that the agent wrote, or the choice that a model sampled. Choices are what training learns from."""
@@ -54,7 +54,7 @@ Tools = list[Annotated[ChatCompletionToolUnionParam, _Untouched()]]
 
 
 class ExchangeRequest(RootModel[dict[str, Any]]):
-    """The body that was sent: ``request["model"]``; ``request.root`` is the whole dict."""
+    """The request body: ``request["model"]``; ``request.root`` is the whole dict."""
 
     def __getitem__(self, key: str) -> Any:
         return self.root[key]
@@ -69,7 +69,7 @@ class Exchange(BaseModel):
 
     request: ExchangeRequest
     response: SkipValidation[Any]
-    """An object of the SDK, such as ``ChatCompletion``; a stream is put together to what it would be without one."""
+    """An object of the SDK, such as ``ChatCompletion``; a stream is assembled into the equivalent object."""
     model: str
     """As the request names it."""
     start_time: datetime
@@ -105,7 +105,7 @@ Verbosity = Literal[0, 1, 2]
 
 
 class TrainConfig(BaseModel):
-    """The two options of training that every backend knows.
+    """The two training options that every backend supports.
 
     >>> TrainConfig(learning_rate=1e-5)
     TrainConfig(learning_rate=1e-05, kl_penalty_coef=0.0)
@@ -134,14 +134,14 @@ class TrainSFTConfig(BaseModel):
 
 @dataclass
 class TrainResult:
-    """What a training step gave.
+    """The result of a training step.
 
     >>> TrainResult(step=3, metrics={"loss/policy": 0.5}).step
     3
     """
 
     step: int
-    """The policy version that is served now."""
+    """The policy version now served."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     checkpoint_path: str | None = None
     """Directory of the step's checkpoint on the backend's machine."""

@@ -19,7 +19,7 @@ from art_backend.store.private import private_file
 SECRET_BYTES = 32
 _MODEL_PREFIX = "art-m-"
 _MISSING = "No API key. Send it as 'Authorization: Bearer KEY' (or 'x-api-key: KEY')."
-_UNKNOWN = "This API key is not known to the service."
+_UNKNOWN = "The service does not know this API key."
 
 
 class Keyring:

@@ -77,7 +77,7 @@ def serve(
     placement: Annotated[
         PlacementKind,
         typer.Option(
-            help="Engine and trainer: colocated (in turns), dedicated (at the same time), or auto: dedicated on devices of their own."
+            help="Engine and trainer: colocated (in turns), dedicated (at the same time), or auto: dedicated if they have separate devices."
         ),
     ] = "auto",
     replicas: Annotated[
@@ -118,14 +118,14 @@ def serve(
 
 @cli.command()
 def export(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME or PROJECT/NAME, of one version with @STEP.")],
-    target: Annotated[Path, typer.Argument(help="New folder to write.")],
-    path: Annotated[Path, typer.Option(help="Directory of the service that trained it.")] = Path(".art"),
-    step: Annotated[int | None, typer.Option(min=0, help="Version; the latest by default.")] = None,
-    merged: Annotated[bool, typer.Option("--merged", help="Add the adapter to its base model's weights.")] = False,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME or PROJECT/NAME; add @STEP for one version.")],
+    target: Annotated[Path, typer.Argument(help="Folder to create.")],
+    path: Annotated[Path, typer.Option(help="Directory of the service that trained the model.")] = Path(".art"),
+    step: Annotated[int | None, typer.Option(min=0, help="Version to export. Default: the latest.")] = None,
+    merged: Annotated[bool, typer.Option("--merged", help="Merge the adapter into its base model's weights.")] = False,
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],
-        typer.Option(help="Type of merged weights; auto: the base model's."),
+        typer.Option(help="Data type of merged weights; auto: the base model's."),
     ] = "auto",
     cache: Annotated[Path | None, typer.Option(envvar="ART_CACHE", help="Where prepared base models are kept.")] = None,
 ) -> None:
@@ -152,7 +152,7 @@ def export(
     print(f"Version {done.step} of {done.project}/{done.name}, {done.kind}:\n  {done.directory}")
     print(f"Load it:\n  {done.load}")
     print(f"Serve it:\n  {done.serve}")
-    print("README.md in that folder has more, llama.cpp and Ollama too.", flush=True)
+    print("README.md in that folder has more commands, including llama.cpp and Ollama.", flush=True)
 
 
 def claim_directory(path: Path, wait_s: float = CLAIM_WAIT_S) -> FileLock:

@@ -110,7 +110,7 @@ class Placement:
     def __post_init__(self) -> None:
         for name, devices in (("engine_devices", self.engine_devices), ("trainer_devices", self.trainer_devices)):
             if len(set(devices)) < len(devices) or min(devices, default=0) < 0:
-                raise BadRequestError(f"{name}: {_join(devices)} is not a list of different devices.", param=name)
+                raise BadRequestError(f"{name}: {_join(devices)} must list each device once.", param=name)
         if self.replicas is not None and self.replicas < 1:
             raise BadRequestError("replicas: there must be at least one.", param="replicas")
         if len(self.engine_devices) % self.engines:
@@ -157,7 +157,7 @@ class Placement:
             )
         if devices and self.engines > 1 and not self.engine_devices:
             raise BadRequestError(
-                f"replicas: each needs a device of its own; name them: --engine-devices {_join(range(self.engines))}",
+                f"replicas: each needs its own device; name them: --engine-devices {_join(range(self.engines))}",
                 param="replicas",
             )
 

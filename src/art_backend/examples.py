@@ -146,7 +146,7 @@ class ExampleFinder:
 
     def _why_silent(self, example: Example) -> str:
         if example.rollout is None:
-            return "No call of the model was captured for it: give it a rollout id, turn ids, rows of tokens, or conversations."
+            return "No model call was captured for it: give it a rollout id, turn ids, token rows or conversations."
         if self._captures.get(example.rollout).truncated:
             return f"The first prompt of rollout {example.rollout} fills the model's context; nothing was sampled."
         return (

@@ -96,7 +96,7 @@ class JobBoard:
             try:
                 self._announce(self._runs.append_event(job.id, "progress", progress.model_dump()), job.id)
             except StorageFailedError as error:  # a step is worth more than news of it
-                _log.error("The progress of job %s is not reported: %s", job.id, error.message)
+                _log.error("Could not report the progress of job %s: %s", job.id, error.message)
 
         try:
             result = await work(on_start, report)
@@ -127,7 +127,7 @@ class JobBoard:
                 return store()
             except StorageFailedError as error:
                 _log.error(
-                    "The outcome of a job cannot be stored; trying again in %g s: %s", STORE_RETRY_S, error.message
+                    "Could not store the outcome of a job; trying again in %g s: %s", STORE_RETRY_S, error.message
                 )
                 await asyncio.sleep(STORE_RETRY_S)
 
@@ -208,7 +208,7 @@ class _Throttle:
 def _interrupted() -> ApiErrorBody:
     return ApiErrorBody(
         code=ErrorCode.INTERNAL,
-        message="The service stopped during this step. Nothing of the step was kept; send it again.",
+        message="The service stopped during this step. The step was not saved; send it again.",
     )
 
 

@@ -157,16 +157,16 @@ class StepRunner:
             checkpoints = self._policy.checkpoints
             if step.step not in checkpoints.steps():
                 raise TrainerFailedError(
-                    f"{error}\nThe last checkpoint is whole and served; train again to go on."
+                    f"{error}\nThe last checkpoint is intact and still served; train again to continue."
                 ) from error
-            _log.error("The trainer was lost after it had saved step %d: %s", step.step, error)
+            _log.error("The trainer died after it saved step %d: %s", step.step, error)
             return StepOutput(
                 step=step.step,
                 trained=True,
                 reason=None,
                 metrics={},
                 warnings=[
-                    "The trainer died after this step was saved; its metrics were lost, and with them the proof that it is served."
+                    "The trainer died after this step was saved; its metrics were lost, and with them the check that it is served."
                 ],
                 checkpoint=checkpoints.path(step.step),
             )
@@ -181,7 +181,7 @@ class StepRunner:
         try:
             await trainer.rest()
         except (ProcessDiedError, DeadlineExceededError):
-            _log.exception("The trainer was lost while it left the device; it is started again when needed.")
+            _log.exception("The trainer died while it left the device; it will restart when needed.")
 
     async def _suspend(self) -> None:
         try:
@@ -192,11 +192,13 @@ class StepRunner:
                 await self._call(process.client.sleep(1), "going to sleep")
                 self._asleep = ["weights", "kv_cache"]
         except _ENGINE_LOST:
-            _log.exception("The engine was lost while it was paused; it is started again when needed.")
+            _log.exception("The engine died while it was paused; it will restart when needed.")
         except EngineFailedError:
             if not self._dedicated:
                 raise
-            _log.exception("The engine could not be started to be paused; publishing tries again.")  # the step is saved
+            _log.exception(
+                "The engine could not start before the pause; publishing will try again."
+            )  # the step is saved
 
     async def _restore(self) -> None:
         """Let the engine go on as before the step."""
@@ -206,7 +208,7 @@ class StepRunner:
                 await self._call(client.wake_up(self._asleep), "waking up")
             await self._call(client.resume(), "resuming")
         except (*_ENGINE_LOST, EngineFailedError):
-            _log.exception("The engine was lost while it slept; it is started again when needed.")
+            _log.exception("The engine died while it slept; it will restart when needed.")
 
     async def _publish(self, output: StepOutput) -> float:
         """Serve the new version and prove it; return the canaries' mean difference in nats.

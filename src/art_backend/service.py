@@ -92,12 +92,16 @@ class Service:
         """Take up where a stopped service left off: settle its jobs, serve its models."""
         self.jobs.recover()
         self._background.repeat(self._forget_old_captures, every_s=RETENTION_CHECK_S, what="Deleting old captures")
-        self._background.repeat(self._write_back, every_s=WRITE_BACK_S, what="Writing back the database's log")
+        self._background.repeat(
+            self._write_back, every_s=WRITE_BACK_S, what="Checkpointing the database's write-ahead log"
+        )
         for spec in self.runs.list_models():
             try:
                 self._serve(await self._open_policy(spec))
             except ServiceError:
-                _log.exception("Model %s/%s cannot be served; register it again to see why", spec.project, spec.name)
+                _log.exception(
+                    "Model %s/%s cannot be served; register it again to see the reason", spec.project, spec.name
+                )
 
     # Models
 

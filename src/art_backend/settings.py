@@ -30,58 +30,62 @@ class Settings:
             resolve_path=True, help="Directory of everything the service stores: database, checkpoints, logs."
         ),
     ] = Path(".art")
-    host: Annotated[str, typer.Option(help="Address to listen on. All but loopback need a key.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000
+    host: Annotated[str, typer.Option(help="Address to listen on. Any address but loopback needs a key.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000
     listener: Annotated[
         int | None,
-        typer.Option(hidden=True, metavar="FD", help="Listen on this bound socket, instead of --host and --port."),
+        typer.Option(
+            hidden=True,
+            metavar="FD",
+            help="File descriptor of a bound socket to listen on, instead of --host and --port.",
+        ),
     ] = None
     api_key: Annotated[
         str,
         typer.Option(
             envvar="ART_API_KEY",
             show_default=False,
-            help="The service's key; a random one by default, on loopback only.",
+            help="The service's API key. Default: a random one, on loopback only.",
         ),
     ] = ""
     engine: Annotated[
         EngineKind,
         typer.Option(
-            help="Inference engine: torch (the embedded one), vllm, or auto: vLLM where it and a CUDA device are found, else torch."
+            help="Inference engine: torch (the embedded one), vllm, or auto: vLLM if it and a CUDA device are found, otherwise torch."
         ),
     ] = "auto"
     vllm_python: Annotated[
         str | None,
-        typer.Option(envvar="ART_VLLM_PYTHON", help="Python of the environment that has vLLM; this one by default."),
+        typer.Option(envvar="ART_VLLM_PYTHON", help="Python of the environment that has vLLM. Default: this one."),
     ] = None
     engine_arguments: Annotated[
         list[str],
         typer.Option(
             "--engine-argument",
             metavar="ARGUMENT",
-            help="An argument for vLLM, such as --max-loras=4; may be repeated.",
+            help="Argument for vLLM, such as --max-loras=4; may be repeated.",
         ),
     ] = field(default_factory=list[str])
     max_sequence_length: Annotated[
-        int, typer.Option(min=16, help="Longest prompt plus completion, in tokens; models may ask for less.")
+        int, typer.Option(min=16, help="Maximum prompt plus completion, in tokens; a model may set less.")
     ] = 4096
-    max_concurrent_sequences: Annotated[
-        int, typer.Option(min=1, help="Completions sampled at the same time; more wait.")
-    ] = 64
+    max_concurrent_sequences: Annotated[int, typer.Option(min=1, help="Maximum concurrent completions; more wait.")] = (
+        64
+    )
     max_project_calls: Annotated[
-        int, typer.Option(min=1, help="Model calls of one project answered at the same time; more wait.")
+        int, typer.Option(min=1, help="Maximum concurrent model calls per project; more wait.")
     ] = MAX_CALLS
     max_project_queue: Annotated[
-        int, typer.Option(min=0, help="Model calls of one project that may wait; more get a 429 and try again later.")
+        int, typer.Option(min=0, help="Maximum queued model calls per project; more get a 429.")
     ] = MAX_QUEUE
     capture_retention_days: Annotated[
-        float, typer.Option(min=0, help="Days after their last call for which captured rollouts are kept.")
+        float, typer.Option(min=0, help="Days to keep captured rollouts after their last call.")
     ] = 30.0
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="CPU threads of the engines together, and of the trainer; one per core by default."),
+        typer.Option(min=1, help="CPU threads for all engines together, and for the trainer. Default: one per core."),
     ] = None
-    cache: Annotated[Path | None, typer.Option(envvar="ART_CACHE", help="Where prepared base models are kept.")] = None
+    cache: Annotated[Path | None, typer.Option(envvar="ART_CACHE", help="Directory for prepared base models.")] = None
     user_code: Annotated[
         Path | None,
         typer.Option(
@@ -93,7 +97,9 @@ class Settings:
     ] = None
     ready_file: Annotated[
         Path | None,
-        typer.Option(hidden=True, help="File to write url, api_key and pid to, as JSON, once the service listens."),
+        typer.Option(
+            hidden=True, help="File to write url, api_key and pid to, as JSON, once the service is listening."
+        ),
     ] = None
     placement: Placement = field(default_factory=Placement)
     """Which devices engines and trainer have, and how many engines there are."""
@@ -152,7 +158,7 @@ def contained(path: Path, root: Path) -> Path:
         BadRequestError: It does not.
     """
     if root.absolute() not in Path(os.path.abspath(path)).parents:  # noqa: PTH100  resolves '..', keeps links
-        raise BadRequestError(f"{path} does not lie inside {root}.")
+        raise BadRequestError(f"{path} is outside {root}.")
     return path
 
 

@@ -184,7 +184,7 @@ def test_a_state_that_json_cannot_hold_is_named_and_the_old_one_stays(model):
     model.overwrite_state({"a": 1})
     path = model._path("state.json")
     for store in (model.overwrite_state, model.merge_state):
-        with pytest.raises(TypeError, match=rf"{path} can only hold what JSON can: .*object.*It is as before"):
+        with pytest.raises(TypeError, match=rf"{path} can only hold JSON values: .*object.*The file is unchanged"):
             store({"a": object()})
         with pytest.raises(TypeError, match=rf"{path} holds a dict, not list"):
             store([1])
@@ -224,8 +224,11 @@ async def test_what_is_gathered_must_be_something_to_await(recwarn):
             "trajectories: item 1 is a Trajectory, not some",
         ),
         (lambda: art.gather_trajectory_groups([gives(5)], max_exceptions=9), "gave int, not a TrajectoryGroup"),
-        (lambda: art.gather_trajectories([gives(5)], max_exceptions=9), "gave int, not a Trajectory or several"),
-        (lambda: art.gather_trajectories([gives(["text"])], max_exceptions=9), "gave str, not a Trajectory or several"),
+        (lambda: art.gather_trajectories([gives(5)], max_exceptions=9), "returned int, not a Trajectory or a list"),
+        (
+            lambda: art.gather_trajectories([gives(["text"])], max_exceptions=9),
+            "returned str, not a Trajectory or a list",
+        ),
     ]:
         with pytest.raises(TypeError, match=named):
             await call()
@@ -271,7 +274,7 @@ async def test_two_trainings_of_one_model_at_once(service, tmp_path, make_choice
         turn += 1
         mine = turn
         if mine == 1:
-            with pytest.raises(ConflictError, match=r"'m' of project 'p' is being trained already.*another name"):
+            with pytest.raises(ConflictError, match=r"'m' of project 'p' is already being trained.*another name"):
                 await train()
         return art.Trajectory(messages_and_choices=[make_choice(turn=f"t{mine}")], reward=mine)
 

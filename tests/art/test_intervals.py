@@ -32,7 +32,7 @@ def test_a_share_lies_within_its_interval(n: int, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize(("hits", "n"), [(0, 0), (3, 2), (-1, 5)])
 def test_impossible_shares_are_refused(hits: int, n: int) -> None:
-    with pytest.raises(ValueError, match="is not a share"):
+    with pytest.raises(ValueError, match="is not a fraction"):
         share_interval(hits, n)
 
 

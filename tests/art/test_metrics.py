@@ -183,7 +183,7 @@ def test_prices_given_registered_and_missing():
     builder = MetricsBuilder("train")
     response = usage(prompt_tokens=1e6, completion_tokens=1e6)
     ask = {"provider": "openai", "model_name": "mine"}
-    with pytest.raises(ValueError, match=r"no price of 'mine' by 'openai'.*register_model_pricing"):
+    with pytest.raises(ValueError, match=r"no price for 'mine' by 'openai'.*register_model_pricing"):
         builder.add_response_cost("a", response, **ask)
     with pytest.raises(ValueError, match="prompt_per_million is not enough"):
         builder.add_response_cost("a", response, **ask, prompt_price_per_million=1.0)
@@ -224,7 +224,7 @@ async def test_tracking_calls():
         arguments = {"source": "s", "provider": "p", "model_name": "m", blank: " "}
         with pytest.raises(ValueError, match=blank):
             track_api_cost(**arguments)
-    with pytest.raises(TypeError, match=r"Unknown prices: prompt_price\. Known are: prompt_price_per_million"):
+    with pytest.raises(TypeError, match=r"Unknown prices: prompt_price\. Known prices: prompt_price_per_million"):
         track_api_cost(source="s", provider="p", model_name="m", prompt_price=2.0)
     with pytest.raises(TypeError, match="Unknown prices: prompt_price"):
         builder.add_response_cost("s", {"usage": {"cost": 1.0}}, provider="p", model_name="m", prompt_price=2.0)

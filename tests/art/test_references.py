@@ -29,7 +29,7 @@ def test_groups_of_nothing_are_left_out_and_failures_told():
     failed = art.TrajectoryGroup([ValueError("x"), ValueError("y")])
     groups, left_out = build_train_groups([art.TrajectoryGroup([]), failed, kept])
     assert [group.trajectories[0].rollout for group in groups] == ["r"]
-    assert left_out == ["group 1: all of its 2 rollouts failed; it was left out"]
+    assert left_out == ["group 1: all 2 rollouts failed; the group was left out"]
 
 
 def test_a_choice_that_went_through_json_keeps_its_reference(make_choice):
@@ -134,8 +134,8 @@ def trajectories_with_a_turn_in_common(make_choice):
     aside = art.trajectories.History(messages_and_choices=[make_choice(turn="b")])
     past = make_choice(turn="c", art={"turn": "c", "rollout": "ambient", "policy_version": 0})
     return {
-        "the same object": (t, t, "they are one object"),
-        "the same object without a turn": (plain, plain, "they are one object"),
+        "the same object": (t, t, "they are the same object"),
+        "the same object without a turn": (plain, plain, "they are the same object"),
         "model_copy": (t, t.model_copy(update={"reward": 0.0}), "turn a"),
         "copy": (t, copy.copy(t), "turn a"),
         "deep copy": (t, copy.deepcopy(t), "turn a"),

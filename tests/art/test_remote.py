@@ -127,7 +127,7 @@ async def test_an_interrupted_job_is_sent_again_under_the_same_key(service, regi
 async def test_a_job_that_is_interrupted_every_time_says_that_nothing_was_kept(service, registered, groups):
     backend, model = registered
     service.final = lambda attempt: service.job(JobState.INTERRUPTED)
-    with pytest.raises(JobInterruptedError, match="Nothing of the step was kept"):
+    with pytest.raises(JobInterruptedError, match="The step was not saved"):
         await backend.train(model, groups)
     assert len(service.train_requests) == 3
 
@@ -151,7 +151,7 @@ async def test_an_empty_step_is_reported(service, registered, groups, capsys):
     assert result.metrics["data/step_trainer_tokens"] == 0.0
     assert result.metrics["data/step_num_gradient_steps"] == 0.0
     told = capsys.readouterr().err
-    assert "nothing was trained in step 1 of m: all rewards are equal" in told
+    assert "step 1 of m trained nothing: all rewards are equal" in told
     assert told.count("one row was dropped") == 1
 
 

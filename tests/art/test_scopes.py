@@ -26,7 +26,7 @@ def test_leaving_out_of_order_is_an_error():
     outer, inner = art.Trajectory(), art.Trajectory()
     outer.__enter__()
     inner.__enter__()
-    with pytest.raises(RuntimeError, match="opposite order"):
+    with pytest.raises(RuntimeError, match="reverse order"):
         outer.__exit__(None, None, None)
     inner.__exit__(None, None, None)
     outer.__exit__(None, None, None)

@@ -99,7 +99,7 @@ async def test_a_trajectory_in_which_nothing_was_sampled_is_left_out_and_named(s
     assert warning.startswith("4 trajectories have no token to train and were left out; their rewards still count")
     assert f"groups.0.trajectories.1: The first prompt of rollout {full} fills the model's context" in warning
     assert f"groups.0.trajectories.2: Nothing was sampled in rollout {silent}: an agent must call" in warning
-    assert "groups.1.trajectories.1: No call of the model was captured" in warning
+    assert "groups.1.trajectories.1: No model call was captured" in warning
     assert await finder.find_groups(policy, [group({"rollout": full})])  # a whole step of them is an empty one
 
 
@@ -142,7 +142,7 @@ async def test_tokens_of_another_vocabulary_and_of_nobody_are_refused(stores, po
         ("tokens are those of p/teacher, whose base model is 'another', not 'tiny'", Example(rollout=rollout)),
         ("No rollout 'r_gone'", Example(rollout="r_gone")),
         ("No captured turn 't_gone'", Example(turns=["t_gone"])),
-        ("no token to train on. No call of the model was captured for it: give it", Example()),
+        ("no token to train on. No model call was captured for it: give it", Example()),
         (f"Nothing was sampled in rollout {silent}: an agent must call", Example(rollout=silent)),
     ):
         with pytest.raises(BadRequestError, match=match) as caught:

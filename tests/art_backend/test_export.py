@@ -170,7 +170,7 @@ def test_what_cannot_be_exported_is_told_and_leaves_nothing(run, tmp_path):
         export_model(settings, "m", tmp_path / "out", step=7)
     with pytest.raises(BadRequestError, match="Version 0 of m is the base model itself"):
         export_model(settings, "m", tmp_path / "out", step=0)
-    with pytest.raises(NotFoundError, match="There is no run in"):
+    with pytest.raises(NotFoundError, match="contains no run"):
         export_model(Settings(path=tmp_path / "nowhere"), "m", tmp_path / "out")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()

@@ -44,7 +44,7 @@ def test_what_follows_from_the_devices(given, engines, dedicated):
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"engine_devices": (0, 0)}, "engine_devices: 0,0 is not a list of different devices"),
+        ({"engine_devices": (0, 0)}, "engine_devices: 0,0 must list each device once"),
         ({"engine_devices": (0, 1, 2), "replicas": 2}, "3 engine devices cannot be divided among 2"),
         ({"kind": "dedicated", "engine_devices": (0, 1), "trainer_devices": (1,)}, "share 1. Give each its own"),
         ({"replicas": 0}, "at least one"),

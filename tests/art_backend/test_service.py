@@ -71,7 +71,7 @@ async def test_background_work_that_fails_once_goes_on(tmp_path, monkeypatch, ca
     async with asyncio.timeout(20):
         while len(written) < 3 or len(deletions) < 3:
             await asyncio.sleep(0.01)
-    assert "Writing back the database's log failed; trying again in 0.01 s" in caplog.text
+    assert "Checkpointing the database's write-ahead log failed; trying again in 0.01 s" in caplog.text
     assert "Deleting old captures failed; trying again in 0.01 s" in caplog.text
     await service.close()
 

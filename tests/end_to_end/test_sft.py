@@ -81,7 +81,7 @@ async def test_offline_trajectories_are_trained_when_asked_for_and_bad_lessons_a
         result = await backend.train(model, groups, learning_rate=1e-3, allow_training_without_logprobs=True)
         assert result.step == 1
         assert result.metrics["data/step_recomputed_tokens"] == result.metrics["data/step_trainer_tokens"] == 8
-        assert "4 trajectories came without the log-probabilities" in capsys.readouterr().err
+        assert "4 trajectories came without sampling log-probabilities" in capsys.readouterr().err
 
         with pytest.raises(NoTrainingDataError, match="Trajectory 1 has no message of the assistant"):
             await model.train_sft([lesson(), art.Trajectory(messages_and_choices=[QUESTION])])

@@ -202,7 +202,7 @@ async def test_a_run_in_which_nothing_was_sampled_costs_only_itself(backend, tin
         show_progress=False,
     )
     assert run.step == 4
-    assert f"nothing was trained in step 4 of {model.name}: No trajectory holds a token" in capfd.readouterr().err
+    assert f"step 4 of {model.name} trained nothing: No trajectory holds a token" in capfd.readouterr().err
 
 
 async def test_copies_are_refused_here_and_by_the_service(backend, tiny_model_path):

@@ -1,4 +1,4 @@
-"""What a backend must offer to the frontend."""
+"""The interface that a backend offers to the frontend."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -52,7 +52,7 @@ class Backend(Protocol):
 
 
 class MetricSink(ABC):
-    """A backend that keeps metric histories, and knows what its devices cost. Training steps on it are timed by ``model.log``."""
+    """A backend that keeps metric histories and knows its device costs. ``model.log`` times its training steps."""
 
     @abstractmethod
     async def record_metrics(
@@ -61,16 +61,16 @@ class MetricSink(ABC):
         """Store one row. The row is already on the frontend's disk: failing to store it must not raise."""
 
     def automatic_gpu_cost_per_hour_usd(self, model: "Model[Any, Any]") -> float | None:
-        """What the devices of a model cost, if that is known."""
+        """Hourly cost of a model's devices, if known."""
         return None
 
 
 class EngineWatch(ABC):
-    """A backend that can tell whether an engine is being started."""
+    """A backend that can report whether an engine is starting."""
 
     @abstractmethod
     async def engine_is_starting(self) -> bool:
-        """Whether calls of models may be waiting for an engine to start.
+        """Whether model calls may be waiting for an engine to start.
 
         Raises:
             BackendError: The service is broken or gone.
@@ -78,12 +78,12 @@ class EngineWatch(ABC):
 
 
 class RolloutSource(ABC):
-    """A backend that captures rollouts under keys of their own."""
+    """A backend that captures rollouts, each under its own key."""
 
     @abstractmethod
     async def create_rollout(self, model: "TrainableModel[Any, Any]", step: int | None) -> "tuple[str, str, str]":
-        """Return the id, the base URL and the key of a new rollout, pinned to version ``step`` unless it is None."""
+        """Return the id, base URL and key of a new rollout, pinned to version ``step`` if given."""
 
     @abstractmethod
     async def get_rollout(self, rollout_id: str) -> "RolloutTree":
-        """A rollout and everything that was captured in it."""
+        """Return a rollout with everything captured in it."""

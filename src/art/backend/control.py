@@ -89,7 +89,9 @@ class ControlClient:
                     yield event
                     if event.type == "state" and JobState(event.data["state"]) in TERMINAL_STATES:
                         return
-                problem: Exception = BackendUnreachableError(f"The event stream of {job_id} ended early.", 503)
+                problem: Exception = BackendUnreachableError(
+                    f"The event stream of {job_id} ended before the job did.", 503
+                )
             except httpx.TransportError as error:
                 problem = error
             except BackendUnreachableError as error:
@@ -179,7 +181,7 @@ class ControlClient:
             raise death from problem
         if "CERTIFICATE_VERIFY_FAILED" in str(problem):  # waiting will not change it
             raise BackendUnreachableError(
-                f"The certificate of {self.url} is not trusted here ({problem}). If an authority of your own issued it, set "
+                f"The certificate of {self.url} is not trusted on this machine ({problem}). If an authority of your own issued it, set "
                 "SSL_CERT_FILE to the file with that authority's certificate.",
                 495,
             ) from problem

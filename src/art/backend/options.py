@@ -27,10 +27,10 @@ class TrainKeywords(TypedDict, total=False):
 
     adam_betas: tuple[float, float]
     advantage: Callable[..., Any] | str
-    """A function of one's own, or its name ``module:function``; see docs/algorithms.md."""
+    """Your own function, or its name ``module:function``; see docs/algorithms.md."""
     algorithm: str
     allow_training_without_logprobs: bool
-    """Train also trajectories in which nothing was captured, such as those of another model or from a file."""
+    """Also train trajectories that were not captured, such as those of another model or from a file."""
     entropy_coef: float
     epochs: int
     epsilon: float | None
@@ -64,7 +64,7 @@ class SftKeywords(TypedDict, total=False):
     """
 
     train_on: Literal["assistant", "all"]
-    """Which tokens are learned: what the assistant says (the default), or everything."""
+    """Which tokens are trained: the assistant's (the default), or all."""
     max_grad_norm: float
     adam_betas: tuple[float, float]
     weight_decay: float
@@ -108,7 +108,7 @@ def build_sft_options(config: TrainSFTConfig, options: Mapping[str, Any]) -> Sft
 
 def _check_known(call: str, options: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     if unknown := sorted(options.keys() - known.keys()):
-        raise TypeError(f"{call} got unknown options: {', '.join(unknown)}. Known are: {', '.join(sorted(known))}.")
+        raise TypeError(f"{call} got unknown options: {', '.join(unknown)}. Known options: {', '.join(sorted(known))}.")
 
 
 def validate(kind: type[Options], wire: dict[str, Any], complaint: str) -> Options:

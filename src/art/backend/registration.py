@@ -37,25 +37,25 @@ class PeftArgs(TypedDict, total=False):
 
 
 class InternalModelConfig(TypedDict, total=False):
-    """Everything about a model that is not its name. Other keys have no effect here, and a warning says so.
+    """Settings of a model. Unknown keys have no effect and cause a warning.
 
     >>> settings: InternalModelConfig = {"peft_args": {"r": 8, "lora_alpha": 16}}
     >>> model = art.TrainableModel(name="m", project="p", base_model="b", _internal_config=settings)
     """
 
     init_adapter: str | None
-    """Where a model without checkpoints begins: a PEFT adapter's directory on the backend's machine, or ``project/name@step``
+    """Where a model without checkpoints starts: a PEFT adapter's directory on the backend's machine, or ``project/name@step``
     (or ``@latest``) of another model."""
     init_args: InitArgs
     peft_args: PeftArgs
     trainer_gpu_ids: list[int]
-    """Devices that train; given together with ``inference_gpu_ids`` or not at all."""
+    """Devices that train; requires ``inference_gpu_ids``."""
     inference_gpu_ids: list[int]
     """Devices that serve."""
 
 
 def build_registration(model: AnyTrainableModel, *, honoured: Collection[str] = ()) -> RegisterModel:
-    """What the service needs to know about a model.
+    """Return what the service needs to know about a model.
 
     Args:
         honoured: Settings that the backend handles itself. Other unknown settings get a warning.
@@ -107,7 +107,7 @@ def validate_dedicated_config(config: InternalModelConfig) -> None:
         return
     if has_trainer != has_inference:
         missing = "inference_gpu_ids" if has_trainer else "trainer_gpu_ids"
-        raise ValueError(f"trainer_gpu_ids and inference_gpu_ids belong together: {missing} is missing.")
+        raise ValueError(f"trainer_gpu_ids and inference_gpu_ids must be given together; {missing} is missing.")
     trainer, inference = config.get("trainer_gpu_ids", []), config.get("inference_gpu_ids", [])
     for name, ids in (("trainer_gpu_ids", trainer), ("inference_gpu_ids", inference)):
         if not ids:

@@ -1,4 +1,4 @@
-"""A backend that runs somewhere else. ``LocalBackend`` is one whose service this process started itself."""
+"""A backend on another machine. ``LocalBackend`` derives from it and starts the service itself."""
 
 import asyncio
 import contextlib
@@ -52,15 +52,15 @@ class RemoteBackend(ServiceCalls):
 
     Args:
         url: Where ``art serve`` listens, possibly behind a proxy with a path prefix.
-        api_key: Its key; ``None`` takes ``ART_API_KEY`` from the environment.
-        gpu_cost_per_hour_usd: What the backend's machine costs, all devices together; logged as ``costs/gpu``.
-        reconnect_s: How long the backend may be away in the middle of things, for instance to be restarted.
+        api_key: The service's key; ``None`` reads ``ART_API_KEY`` from the environment.
+        gpu_cost_per_hour_usd: Hourly price of the backend's machine, all devices together; logged as ``costs/gpu``.
+        reconnect_s: How long to wait for a backend that goes away, for instance during a restart.
 
     >>> backend = art.RemoteBackend("https://gpu-box.example/art", api_key="key", reconnect_s=60)
     """
 
     _honoured: tuple[str, ...] = ()
-    """Settings of a model that the backend takes care of by itself, without the service."""
+    """Model settings that the backend handles without the service."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class RemoteBackend(ServiceCalls):
         self._steps: dict[tuple[str, str], int] = {}
 
     async def close(self) -> None:
-        """Nothing stays open between calls; the service goes on running."""
+        """Do nothing: no connection stays open between calls, and the service keeps running."""
         self._stop_report()
 
     def _stop_report(self) -> None:
@@ -89,7 +89,7 @@ class RemoteBackend(ServiceCalls):
     # Models
 
     async def register(self, model: AnyModel) -> None:
-        """Make the model known to the service. Registering again is harmless.
+        """Register the model with the service. Registering again is harmless.
 
         Raises:
             ConflictError: The name is taken by a model with another base model or adapter shape.
@@ -100,10 +100,10 @@ class RemoteBackend(ServiceCalls):
             await self._register(model)
 
     async def open_model(self, project: str, name: str, step: int | None = None) -> "TrainableModel[Any, Any]":
-        """A model that the service knows, ready to be called and trained, without saying again what it is.
+        """Open a model that the service knows, ready to call and train, without repeating its settings.
 
         Args:
-            step: Pin its names and rollouts to this policy version; ``None`` follows the latest.
+            step: Pin calls and rollouts to this policy version; ``None`` follows the latest.
 
         Raises:
             NotFoundError: No such model or version.
@@ -131,7 +131,7 @@ class RemoteBackend(ServiceCalls):
         return model
 
     async def delete_model(self, project: str, name: str) -> ModelInfo:
-        """Delete a model with its checkpoints, captures, metrics and the files that the service keeps of it.
+        """Delete a model with its checkpoints, captures, metrics and files on the service.
 
         Returns:
             What it was.
@@ -156,7 +156,7 @@ class RemoteBackend(ServiceCalls):
         self, model: AnyTrainableModel, config: dict[str, Any] | None = None
     ) -> tuple[str, str]:
         if config:
-            warnings.warn("The OpenAI server's configuration has no effect: the service has its own.", stacklevel=3)
+            warnings.warn("The OpenAI server configuration is ignored: the service has its own settings.", stacklevel=3)
         info = await self._register(model)
         url = (await self._control()).url
         remember_service(url)
@@ -197,17 +197,17 @@ class RemoteBackend(ServiceCalls):
         verbose: bool = False,
         **options: Unpack[TrainKeywords],
     ) -> TrainResult:
-        """Take one training step and serve its result. It logs nothing: pass the result's metrics to ``model.log``.
+        """Take one training step and serve its result. Nothing is logged: pass the result's metrics to ``model.log``.
 
         Args:
             trajectory_groups: Scored trajectories, grouped by scenario.
-            options: See ``TrainKeywords``; those set to ``None`` take their defaults.
+            options: See ``TrainKeywords``; ``None`` selects the default.
 
         Raises:
-            TypeError: An unknown option, or something else than a model and groups.
+            TypeError: An unknown option, or arguments that are not a model and groups.
             NoTrainingDataError: A trajectory cannot be trained; nothing was sent.
-            EngineFailedError, TrainerFailedError: With the tail of the process's log; the served version is as before.
-            JobInterruptedError: The backend stopped in mid-step, repeatedly; nothing of the step was kept.
+            EngineFailedError, TrainerFailedError: With the tail of the process's log; the previous version is still served.
+            JobInterruptedError: The backend stopped mid-step, repeatedly; the step was not saved.
         """
         from art.model import TrainableModel
 
@@ -243,14 +243,14 @@ class RemoteBackend(ServiceCalls):
         verbose: bool = False,
         **options: Unpack[SftKeywords],
     ) -> TrainResult | None:
-        """Learn trajectories in the order given, one update per batch, and serve the result as one new version.
+        """Fine-tune on trajectories in the order given, one update per batch, and serve the result as one new version.
 
         Returns:
-            What the step gave; ``None`` without trajectories.
+            The result of the step; ``None`` without trajectories.
 
         Raises:
             TypeError: An unknown option.
-            NoTrainingDataError: The assistant says nothing in a trajectory; the message names it. Nothing was sent.
+            NoTrainingDataError: A trajectory has no assistant message; the error names it. Nothing was sent.
         """
         wire_options = build_sft_options(config or TrainSFTConfig(), options)
         examples = build_examples(trajectories)
@@ -268,16 +268,14 @@ class RemoteBackend(ServiceCalls):
     async def _finish_job(
         self, model: AnyTrainableModel, request: TrainRequest | TrainSftRequest, verbose: bool
     ) -> TrainResult:
-        """Run a job and point the model to the version that it made. Warnings arrive as events."""
+        """Run a job and point the model to the version it made. Warnings arrive as events."""
         started = time.monotonic()
         result = await self._run_job(request, verbose)
         self._steps[model.project, model.name] = result.step
         model.inference_model_name = self._model_inference_name(model)
         metrics = {"time/step_trainer_s": time.monotonic() - started, **result.metrics}
         if not result.trained:
-            say(
-                f"warning: nothing was trained in step {result.step} of {model.name}: {result.reason or 'no learning signal'}"
-            )
+            say(f"warning: step {result.step} of {model.name} trained nothing: {result.reason or 'no learning signal'}")
             for name in ("data/step_num_groups_trainable", "data/step_trainer_tokens", TRAIN_GRADIENT_STEPS_KEY):
                 metrics[name] = 0.0
         return TrainResult(result.step, metrics, result.checkpoint)
@@ -303,7 +301,7 @@ class RemoteBackend(ServiceCalls):
                 if attempt < RESUBMISSIONS:
                     say(f"warning: the backend was restarted while it trained {request.model}; sending the step again")
         raise JobInterruptedError(
-            f"The backend stopped {RESUBMISSIONS + 1} times while it trained {request.model}. Nothing of the step was kept; "
+            f"The backend stopped {RESUBMISSIONS + 1} times while it trained {request.model}. The step was not saved; "
             "look at the backend's log, then call train again.",
             503,
         )
@@ -318,9 +316,9 @@ class RemoteBackend(ServiceCalls):
         not_after_step: int | None = None,
         verbose: bool = False,
     ) -> None:
-        """Let a model without checkpoints begin as a copy of another model's latest one, optimiser included.
+        """Start a model without checkpoints as a copy of another model's latest one, optimiser included.
 
-        The same call again is harmless, also after the model has been trained.
+        Repeating the call is harmless, even after the model has been trained.
 
         Args:
             from_project: ``None`` takes the model's own.
@@ -347,4 +345,4 @@ class RemoteBackend(ServiceCalls):
         self._steps[model.project, model.name] = info.step
         model.inference_model_name = self._model_inference_name(model)
         if verbose:
-            say(f"{model.name} begins as {project}/{from_model} at step {info.step}")
+            say(f"{model.name} starts from {project}/{from_model} at step {info.step}")

@@ -1,4 +1,4 @@
-"""Calls of a service that train nothing: rollouts, checkpoints, metrics, health."""
+"""Service calls that do not train: rollouts, checkpoints, metrics, health."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
@@ -59,11 +59,11 @@ class ServiceCalls(MetricSink, RolloutSource, EngineWatch):
         return info.id, control.url + info.base_path, info.api_key
 
     async def get_rollout(self, rollout_id: str) -> RolloutTree:
-        """A rollout and everything that was captured in it."""
+        """Return a rollout with everything captured in it."""
         return await (await self._control()).get(f"{API_PREFIX}/rollouts/{rollout_id}", RolloutTree)
 
     async def get_rollout_rows(self, rollout_id: str) -> RolloutRows:
-        """The captured tokens of a rollout, as training sees them."""
+        """Return the captured tokens of a rollout, as training sees them."""
         return await (await self._control()).get(f"{API_PREFIX}/rollouts/{rollout_id}/trajectory", RolloutRows)
 
     async def list_checkpoints(self, model: AnyTrainableModel) -> list[Checkpoint]:
@@ -75,7 +75,7 @@ class ServiceCalls(MetricSink, RolloutSource, EngineWatch):
         await (await self._control()).post(path, PruneCheckpoints(keep=steps_to_keep), CheckpointList)
 
     async def get_metrics(self, project: str, name: str) -> list[MetricRow]:
-        """The metric history that the service keeps of a model."""
+        """Return the metric history that the service keeps for a model."""
         return (await (await self._control()).get(path_of(project, name, "metrics"), MetricHistory)).rows
 
     async def record_metrics(

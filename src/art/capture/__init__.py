@@ -1,4 +1,4 @@
-"""Recording model calls into the trajectory that is active while they are made.
+"""Record model calls into the trajectory that is open while they are made.
 
 Clients that models hand out record by themselves, through their HTTP package's own hooks. For a client of your own:
 

@@ -45,7 +45,7 @@ _KINDS = {
 
 
 def async_http_client(**options: Any) -> DefaultAsyncHttpxClient:
-    """An HTTP client for ``openai.AsyncOpenAI`` or ``anthropic.AsyncAnthropic`` that records.
+    """Return a recording HTTP client for ``openai.AsyncOpenAI`` or ``anthropic.AsyncAnthropic``.
 
     Args:
         options: Further arguments of ``openai.DefaultAsyncHttpxClient``.
@@ -61,12 +61,12 @@ def async_http_client(**options: Any) -> DefaultAsyncHttpxClient:
 
 
 def http_client(**options: Any) -> DefaultHttpxClient:
-    """An HTTP client for ``openai.OpenAI`` or ``anthropic.Anthropic`` that records."""
+    """Return a recording HTTP client for ``openai.OpenAI`` or ``anthropic.Anthropic``."""
     return DefaultHttpxClient(event_hooks={"response": [_record_sync]}, headers=_HEADERS, **options)
 
 
 def make_client(base_url: str, api_key: str) -> AsyncOpenAI:
-    """A client that waits long for answers and allows very many calls at once."""
+    """Return a client with long timeouts that allows very many concurrent calls."""
     limits = _http_package().Limits(max_connections=CONNECTIONS, max_keepalive_connections=CONNECTIONS)
     timeout = Timeout(TIMEOUT_S, connect=CONNECT_S)
     if is_loopback(base_url):  # a proxy setting is not meant for this machine, which needs no certificates either

@@ -27,7 +27,7 @@ def current_trajectory(*, required: bool = False, require: bool = False) -> Traj
 
 
 def current_trajectory(*, required: bool = False, require: bool = False) -> Trajectory | None:
-    """The innermost open trajectory.
+    """Return the innermost open trajectory.
 
     Args:
         required: Raise if there is none. ``require`` is the same.
@@ -46,7 +46,7 @@ def current_trajectory(*, required: bool = False, require: bool = False) -> Traj
 
 
 async def trajectory(coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
-    """Run a coroutine and return the trajectory of the model calls made in it; see ``art.capture`` for which are seen.
+    """Run a coroutine and return the trajectory of its model calls; see ``art.capture`` for which are recorded.
 
     Inside, ``art.current_trajectory()`` is the trajectory, to set its reward. If nothing at all was recorded, a warning
     says so once, and what to do.
@@ -65,7 +65,7 @@ async def trajectory(coroutine: Coroutine[Any, Any, Any]) -> Trajectory:
     """
     if not inspect.iscoroutine(coroutine):
         raise TypeError(
-            f"art.trajectory takes a coroutine, as an async function returns it, not {type(coroutine).__name__}."
+            f"art.trajectory takes a coroutine (the result of calling an async function), not {type(coroutine).__name__}."
         )
     with Trajectory() as opened:
         await coroutine
@@ -81,11 +81,11 @@ async def trajectory_group(
     logs: Iterable[str] | None = None,
     return_exceptions: bool = False,
 ) -> TrajectoryGroup:
-    """Run rollouts concurrently and group them, in order. A trajectory that is open around them records nothing of them.
+    """Run rollouts concurrently and group them, in order. An enclosing open trajectory records nothing of them.
 
     Args:
         items: Trajectories, exceptions, or awaitables of a trajectory.
-        return_exceptions: Keep failures in the group; else the first one cancels the rest and is raised.
+        return_exceptions: Keep failures in the group; otherwise the first one cancels the rest and is raised.
 
     Raises:
         TypeError: An item is, or gives, something else.
@@ -126,9 +126,9 @@ def recording(trajectory: Trajectory | None) -> Generator[None]:
 
 @contextmanager
 def no_capture() -> Generator[None]:
-    """Record nothing inside, for calls that are not the agent's own, such as a judge's.
+    """Record nothing inside: for calls that are not the agent's own, such as a judge's.
 
-    Trajectories opened inside record all the same.
+    Trajectories opened inside still record.
 
     >>> with art.Trajectory():
     ...     with no_capture():

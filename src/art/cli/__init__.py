@@ -19,7 +19,7 @@ from art.cli.train import train
 
 app = typer.Typer(
     name="art",
-    help="ART trains the agent you already have: your code runs it and scores it, ART makes its model better.",
+    help="ART trains the agent you already have: your code runs and scores it, ART improves its model.",
     epilog="Start here: art demo",
     no_args_is_help=True,
     rich_markup_mode="rich",

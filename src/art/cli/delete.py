@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 def delete(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME or PROJECT/NAME.")],
     checkpoints: Annotated[
-        bool, typer.Option("--checkpoints", help="Delete only checkpoints, all but the latest and the best.")
+        bool, typer.Option("--checkpoints", help="Delete only old checkpoints; keep the latest and the best.")
     ] = False,
-    best: Annotated[str, typer.Option(metavar="METRIC", help="By which --checkpoints finds the best.")] = "val/reward",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    best: Annotated[
+        str, typer.Option(metavar="METRIC", help="Metric that decides which checkpoint is the best.")
+    ] = "val/reward",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     path: PathOption = Path(".art"),
     backend: BackendOption = None,
     api_key: KeyOption = None,
@@ -27,7 +29,9 @@ def delete(
     """Delete a model: checkpoints, captured rollouts, metrics, logged trajectories."""
     project, name, step = find_model(model, path, "MODEL", local=backend is None)
     if step is not None:
-        raise typer.BadParameter("single steps are not deleted; see --checkpoints.", param_hint="MODEL")
+        raise typer.BadParameter(
+            "cannot delete a single step; use --checkpoints to delete old ones.", param_hint="MODEL"
+        )
     model = f"{project}/{name}"
     directory = path / project / "models" / name
     what = "old checkpoints of" if checkpoints else "everything of"
@@ -55,7 +59,7 @@ def delete(
         except NotFoundError:
             if backend is not None or not directory.is_dir():
                 raise
-            shutil.rmtree(directory)  # something that was only logged, such as a prompted model
+            shutil.rmtree(directory)  # only logged here, such as a prompted model
             return f"Deleted the logs of {model}."
         return f"Deleted {model} with its {gone.step} steps."
 

@@ -12,33 +12,35 @@ from art.cli.targets import BASE_MODEL, BackendOption, BaseModelOption, KeyOptio
 
 
 def demo(
-    steps: Annotated[int, typer.Option(min=1, help="Training steps in all.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of opponents and adapter.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, help="Total training steps.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for opponents and adapter.")] = 1,
     groups: Annotated[int, typer.Option(min=1, help="Opponents per step.")] = 16,
     group_size: Annotated[int, typer.Option(min=2, help="Games against each opponent.")] = 8,
     learning_rate: Annotated[float, typer.Option(help="Learning rate of the adapter.")] = 6e-4,
-    episodes: Annotated[int, typer.Option(min=2, help="Held-out games before and after.")] = 200,
+    episodes: Annotated[int, typer.Option(min=2, help="Held-out games, before and after training.")] = 200,
     max_staleness: Annotated[
         int,
         typer.Option(
             min=0,
-            help="How many policy versions behind a game may be; above 0, games go on while the trainer works.",
+            help="How many policy versions behind a game may be; above 0, games continue while the trainer works.",
         ),
     ] = 0,
     base_model: BaseModelOption = BASE_MODEL,
     output: Annotated[
-        Path | None, typer.Option(help="Directory of the run; the same one resumes it. [default: .art/demo/seed-SEED]")
+        Path | None, typer.Option(help="Directory of the run; reuse it to resume. [default: .art/demo/seed-SEED]")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Set an earlier run in that directory aside.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Move an earlier run in that directory aside and start over.")
+    ] = False,
     engine: Annotated[
         Literal["auto", "torch", "vllm"], typer.Option(help="Inference engine of the local backend.")
     ] = "auto",
     backend: BackendOption = None,
     api_key: KeyOption = None,
 ) -> None:
-    """Train a small model at tic-tac-toe, and show it getting better.
+    """Train a small model to play tic-tac-toe, and show how much it improved.
 
-    It plays against a random opponent, learns from the results, and is tested before and after on opponents that it
+    It plays against a random opponent, learns from the results, and is tested before and after on opponents it has
     never met. Ctrl-C stops it; the same command resumes it.
     """
     import asyncio
@@ -52,7 +54,7 @@ def demo(
     from art.terminal import say_error
 
     if not 0 < learning_rate < math.inf:
-        raise typer.BadParameter("it must be a finite number above 0.", param_hint="--learning-rate")
+        raise typer.BadParameter("must be a finite number above 0.", param_hint="--learning-rate")
     check_address(backend)
     run = Run(
         example="tic-tac-toe",
@@ -80,14 +82,14 @@ def demo(
             say(console, f"The earlier run is now in {old}.")
         asyncio.run(run_demo(run, console))
     except KeyboardInterrupt:
-        say(console, f"\nStopped. What was done is in {run.directory}. To resume:\n  {_same_command()}")
+        say(console, f"\nStopped. Progress is saved in {run.directory}. To resume:\n  {_same_command()}")
         raise typer.Exit(INTERRUPTED) from None
-    except (BadRequestError, ModelNotAvailableError) as error:  # the same command would end in the same way
+    except (BadRequestError, ModelNotAvailableError) as error:  # running it again would fail the same way
         say_error(str(error))
         raise typer.Exit(1) from None
     except (ARTError, APIError, OSError) as error:
         say_error(str(error))
-        say(console, f"What was done is in {run.directory}. To resume:\n  {_same_command()}")
+        say(console, f"Progress is saved in {run.directory}. To resume:\n  {_same_command()}")
         raise typer.Exit(1) from None
 
 

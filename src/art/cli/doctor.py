@@ -20,7 +20,7 @@ from art.cli.targets import BASE_MODEL, JsonOption, PathOption, fail, print_json
 _DISTRIBUTION = "art-trainer"
 _PURPOSES = {
     "backend": "serve and train models on this machine",
-    "bitsandbytes": "train with optimiser states of 8 bits",
+    "bitsandbytes": "train with 8-bit optimiser states",
     "examples": "run the e-mail agent and Temporal Clue",
     "langgraph": "agents built on LangGraph",
     "trl": "train reward models",
@@ -59,13 +59,11 @@ def doctor(
     path: PathOption = Path(".art"),
     json: JsonOption = False,
     model: Annotated[
-        str | None, typer.Option(help="Say instead whether this model fits: a directory, or a hub id.")
+        str | None, typer.Option(help="Instead, check whether this model fits: a directory or a hub id.")
     ] = None,
     gpu_memory: Annotated[
         str | None,
-        typer.Option(
-            metavar="SIZE", help="With --model: memory of one device, such as 24GB; this machine's by default."
-        ),
+        typer.Option(metavar="SIZE", help="With --model: memory of one device, such as 24GB. Default: this machine's."),
     ] = None,
     context: Annotated[
         int, typer.Option(metavar="TOKENS", min=16, help="With --model: longest prompt plus completion, in tokens.")
@@ -76,24 +74,25 @@ def doctor(
     batch_tokens: Annotated[
         int | None,
         typer.Option(
-            metavar="TOKENS", min=16, help="With --model: micro_batch_tokens; the trainer's own choice by default."
+            metavar="TOKENS", min=16, help="With --model: micro_batch_tokens. Default: chosen by the trainer."
         ),
     ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="With --model: train all weights instead of an adapter.")
     ] = False,
     gradient_checkpointing: Annotated[
-        bool, typer.Option("--gradient-checkpointing", help="With --model: compute activations again.")
+        bool,
+        typer.Option("--gradient-checkpointing", help="With --model: recompute activations instead of storing them."),
     ] = False,
     placement: Annotated[
         Placement,
         typer.Option(
             metavar="WHERE",
-            help="With --model: colocated, engine and trainer on one device in turns; dedicated, on a device each.",
+            help="With --model: colocated: engine and trainer take turns on one device; dedicated: one device each.",
         ),
     ] = Placement.COLOCATED,
 ) -> None:
-    """Say what is installed, which engine and trainer would be used, and how to get what is missing.
+    """Show what is installed, which engine and trainer ART would use, and how to install what is missing.
 
     Exits with 1 if something that is needed does not work; an extra that is not installed is no fault. With --model it
     says what training that model takes: weights, KV cache, activations, optimiser; what is on the device at the same time;
@@ -167,16 +166,16 @@ def _machine() -> list[Finding]:
     findings = [Finding("machine", "ok", machine)]
     if not _has_backend():
         needed = Finding(
-            "engine", "missing", "nothing here can serve or train", f"pip install '{_DISTRIBUTION}[backend]'"
+            "engine", "missing", "cannot serve or train on this machine", f"pip install '{_DISTRIBUTION}[backend]'"
         )
         return [*findings, needed]
     vllm = _vllm()
     if gpus and vllm is not None:
         findings.append(Finding("engine", "ok", f"vLLM ({vllm}); the embedded engine with --engine torch"))
     elif gpus:
-        remedy = "install vLLM in an environment of its own and name its Python: ART_VLLM_PYTHON=/path/to/python"
+        remedy = "install vLLM in a separate environment and set ART_VLLM_PYTHON=/path/to/python"
         findings.append(
-            Finding("engine", "missing", "the embedded engine; vLLM, which is faster here, is missing", remedy)
+            Finding("engine", "missing", "the embedded engine; vLLM would be faster, but is not installed", remedy)
         )
     else:
         found = f"; vLLM ({vllm}) with --engine vllm" if vllm is not None else ""
@@ -196,7 +195,7 @@ def _default_model() -> list[Finding]:
     if done.returncode == 0:
         return [Finding(name, "ok", f"{BASE_MODEL}, {done.stdout.strip()}")]
     *tried, remedy = done.stderr.strip().splitlines() or ["no reason given"]
-    detail = "\n".join([f"{BASE_MODEL} is not on this machine, and the hub does not give it", *tried[1:]])
+    detail = "\n".join([f"{BASE_MODEL} is neither on this machine nor available from the hub", *tried[1:]])
     return [Finding(name, "missing", detail, remedy.removeprefix("What to do: "))]
 
 

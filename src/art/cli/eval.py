@@ -37,28 +37,28 @@ def evaluate_models(
         list[str],
         typer.Option(
             metavar="MODEL",
-            help="NAME or PROJECT/NAME of a backend, of one version with @STEP, or URL#NAME of any OpenAI endpoint. Repeat it to compare.",
+            help="NAME or PROJECT/NAME (add @STEP for one version), or URL#NAME of any OpenAI endpoint. Repeat to compare.",
         ),
     ],
     runs: Annotated[int, typer.Option(min=1, help="Rollouts of each scenario.")] = 4,
     timeout: TimeoutOption = None,
-    concurrent: Annotated[int, typer.Option(min=1, help="Rollouts that run at the same time.")] = 32,
+    concurrent: Annotated[int, typer.Option(min=1, help="Maximum concurrent rollouts.")] = 32,
     endpoint_key: Annotated[
-        str, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True, help="Key of the endpoints given by URL.")
+        str, typer.Option(envvar="OPENAI_API_KEY", show_envvar=True, help="API key for endpoints given as URL#NAME.")
     ] = "none",
     path: PathOption = Path(".art"),
     backend: BackendOption = None,
     api_key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Compare models at your agent's task, with 95 % intervals.
+    """Compare models on your agent's task, with 95 % intervals.
 
     The function takes a model and a scenario, and returns a Trajectory with its reward. Each further model is compared
     with the first, scenario by scenario.
     """
     run, found = find_object(rollout, "MODULE:ROLLOUT"), read_scenarios(scenarios, "--scenarios")
     if not found:
-        fail(f"{scenarios} holds no scenario.")
+        fail(f"{scenarios} contains no scenarios.")
 
     async def main() -> "list[Evaluation]":
         from art.evaluation import evaluate

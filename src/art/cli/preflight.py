@@ -32,23 +32,25 @@ def preflight(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Try this trained model instead of --base-model: NAME or PROJECT/NAME, of one version with @STEP.",
+            help="Try this trained model instead of --base-model: NAME or PROJECT/NAME (add @STEP for one version).",
         ),
     ] = None,
-    groups: Annotated[int, typer.Option(min=1, help="Scenarios to try.")] = 4,
+    groups: Annotated[int, typer.Option(min=1, help="Number of scenarios to try.")] = 4,
     group_size: GroupSizeOption = 8,
     groups_per_step: GroupsPerStepOption = 8,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the planned run.")] = None,
-    success_reward: Annotated[float, typer.Option(help="Reward from which a rollout counts as a success.")] = 0.5,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of the planned run, to estimate its time and cost.")
+    ] = None,
+    success_reward: Annotated[float, typer.Option(help="Minimum reward for a rollout to count as a success.")] = 0.5,
     timeout: TimeoutOption = None,
     path: PathOption = Path(".art"),
     backend: BackendOption = None,
     api_key: KeyOption = None,
 ) -> None:
-    """Run a few rollouts without training, and tell whether reinforcement learning can help.
+    """Run a few rollouts without training, and report whether reinforcement learning can help.
 
-    The function takes a model and a scenario, and returns a Trajectory with its reward. Exits with 2 if training as it is
-    would not help.
+    The function takes a model and a scenario, and returns a Trajectory with its reward. Exits with 2 if training would not
+    help.
     """
     chosen_model = None if model is None else find_model(model, path, "--model", local=backend is None)
     run, chosen = find_object(rollout, "MODULE:ROLLOUT"), read_scenarios(scenarios, "--scenarios")

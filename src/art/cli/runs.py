@@ -97,9 +97,11 @@ def find_model(target: str, path: Path, parameter: str, *, local: bool) -> tuple
     """
     name, at, step = target.partition("@")
     if "/" not in name:
-        found = find_history(name, path, f" Write {parameter} as PROJECT/NAME, which needs no logs here.")
+        found = find_history(
+            name, path, f" Write {parameter} as PROJECT/NAME, which works without logs in this directory."
+        )
         if local and (home := found.directory.parents[2]) != path:
-            fail(f"{found.title} is a model of another directory: give --path {home}.")
+            fail(f"{found.title} belongs to another directory: pass --path {home}.")
         target = f"{found.title}{at}{step}"
     return split_model(target, parameter)
 

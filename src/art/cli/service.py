@@ -15,7 +15,7 @@ FORWARDED: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options":
 
 
 def serve(context: typer.Context) -> None:
-    """Serve models and train them, for programs on this machine or others.
+    """Serve and train models, for programs on this machine or others.
 
     Point art.RemoteBackend(url, api_key) or any OpenAI client at it. Stop it with Ctrl-C.
     """
@@ -23,7 +23,7 @@ def serve(context: typer.Context) -> None:
 
 
 def export(context: typer.Context) -> None:
-    """Write a trained model as a Hugging Face folder, tokenizer included."""
+    """Export a trained model as a Hugging Face folder, including the tokenizer."""
     _forward("export", context.args)
 
 

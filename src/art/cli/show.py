@@ -24,26 +24,24 @@ _USUAL = ("train/reward", "val/reward", "test/reward", "loss/")
 
 
 def show(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME or PROJECT/NAME, and with @STEP one step of it.")],
-    step: Annotated[int | None, typer.Argument(help="List the rollouts that were logged at this step.")] = None,
-    rollout: Annotated[int | None, typer.Argument(help="Print what the agent said in this one of them.")] = None,
-    split: Annotated[
-        str, typer.Option(help="Which rollouts of the step: train, val or a split of your own.")
-    ] = "train",
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="NAME or PROJECT/NAME; add @STEP for one step.")],
+    step: Annotated[int | None, typer.Argument(help="List the rollouts logged at this step.")] = None,
+    rollout: Annotated[int | None, typer.Argument(help="Print what the agent said in this rollout.")] = None,
+    split: Annotated[str, typer.Option(help="Split to show: train, val or your own.")] = "train",
     metric: Annotated[list[str] | None, typer.Option(help="Metrics to show; may be repeated.")] = None,
     path: SearchedPath = Path(".art"),
     backend: BackendOption = None,
     api_key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show a model's metrics; with STEP, that step's rollouts; with ROLLOUT, what the agent said in one.
+    """Show a model's metrics; with STEP, that step's rollouts; with ROLLOUT, its conversation.
 
-    The rollouts of step 3 are those that step 3 was trained on: the version before it played them.
+    The rollouts of step 3 are those that step 3 trained on; the previous version played them.
     """
     model, _, version = model.partition("@")
     if version:
         if step is not None or not version.isdecimal():
-            raise typer.BadParameter("write MODEL@STEP, or MODEL STEP.", param_hint="MODEL")
+            raise typer.BadParameter("write MODEL@STEP or MODEL STEP, not both.", param_hint="MODEL")
         step = int(version)
     history = find_history(model, path)
     if step is None:
@@ -124,10 +122,10 @@ def _read_groups(history: History, split: str, step: int) -> "list[TrajectoryGro
         steps = _logged_steps(history)
         if others := [name for name, logged in steps.items() if step in logged]:
             fail(
-                f"Step {step} has no rollouts of split {split!r}, only of {', '.join(others)}: give --split {others[0]}."
+                f"Step {step} has no rollouts of split {split!r}, only of {', '.join(others)}: pass --split {others[0]}."
             )
         logged = "; ".join(f"{name} {_ranges(numbers)}" for name, numbers in steps.items()) or "none"
-        fail(f"No rollouts of step {step} were logged for {history.title}. Logged steps: {logged}.")
+        fail(f"No rollouts were logged at step {step} for {history.title}. Logged steps: {logged}.")
     return read_trajectory_groups_parquet(file)
 
 

@@ -12,22 +12,20 @@ import typer
 if TYPE_CHECKING:
     from art.backend.remote import RemoteBackend
 
-RolloutArgument = Annotated[
-    str, typer.Argument(metavar="MODULE:ROLLOUT", help="The function that runs the agent once.")
-]
+RolloutArgument = Annotated[str, typer.Argument(metavar="MODULE:ROLLOUT", help="Function that runs the agent once.")]
 ScenariosOption = Annotated[
-    str, typer.Option(metavar="FILE|MODULE:NAME", help="A JSONL file, one scenario a line, or a Python object.")
+    str, typer.Option(metavar="FILE|MODULE:NAME", help="A JSONL file with one scenario per line, or a Python object.")
 ]
 BASE_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 BaseModelOption = Annotated[str, typer.Option(help="A local directory or a hub id.", show_default="SmolLM2-135M")]
-GroupsPerStepOption = Annotated[int, typer.Option(min=1, help="Scenarios in a step.")]
-GroupSizeOption = Annotated[int, typer.Option(min=2, help="Rollouts of each scenario.")]
-TimeoutOption = Annotated[float | None, typer.Option(min=0.001, help="Seconds that one rollout may take.")]
+GroupsPerStepOption = Annotated[int, typer.Option(min=1, help="Scenarios per step.")]
+GroupSizeOption = Annotated[int, typer.Option(min=2, help="Rollouts per scenario.")]
+TimeoutOption = Annotated[float | None, typer.Option(min=0.001, help="Maximum seconds per rollout.")]
 PathOption = Annotated[Path, typer.Option(help="Directory of the local backend.")]
 BackendOption = Annotated[
     str | None, typer.Option(metavar="URL", help="Use the backend at this address instead of a local one.")
 ]
-KeyOption = Annotated[str | None, typer.Option(envvar="ART_API_KEY", help="Key of that backend.", show_envvar=True)]
+KeyOption = Annotated[str | None, typer.Option(envvar="ART_API_KEY", help="API key of that backend.", show_envvar=True)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
@@ -41,7 +39,7 @@ def find_object(target: str, parameter: str) -> Any:
     try:
         return vars(import_module(module))[name]
     except ModuleNotFoundError as error:
-        raise typer.BadParameter(f"there is no module {error.name!r} here.", param_hint=parameter) from None
+        raise typer.BadParameter(f"no module named {error.name!r}.", param_hint=parameter) from None
     except KeyError:
         raise typer.BadParameter(f"{module} has no {name!r}.", param_hint=parameter) from None
 
@@ -54,24 +52,26 @@ def read_scenarios(target: str, parameter: str) -> list[Any]:
         return list(items)
     path = Path(target)
     if not path.is_file():
-        raise typer.BadParameter(f"there is no file {target}.", param_hint=parameter)
+        raise typer.BadParameter(f"no such file: {target}.", param_hint=parameter)
     try:
         text = path.read_text(encoding="utf-8")
         if target.endswith(".json"):
             whole: Any = json.loads(text)
             if not isinstance(whole, list):
-                raise typer.BadParameter(f"{target} holds no list.", param_hint=parameter)
+                raise typer.BadParameter(f"{target} must contain a list.", param_hint=parameter)
             return whole  # pyright: ignore[reportUnknownVariableType]
         return [_scenario(target, n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     except json.JSONDecodeError as error:
-        raise typer.BadParameter(f"{target} is no JSON: {error}", param_hint=parameter) from None
+        raise typer.BadParameter(f"{target} is not valid JSON: {error}", param_hint=parameter) from None
 
 
 def _scenario(target: str, number: int, line: str) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
-        raise typer.BadParameter(f"{target}, line {number} is no JSON: {error}", param_hint="--scenarios") from None
+        raise typer.BadParameter(
+            f"{target}, line {number} is not valid JSON: {error}", param_hint="--scenarios"
+        ) from None
 
 
 def split_model(target: str, parameter: str) -> tuple[str, str, int | None]:
@@ -94,13 +94,13 @@ def open_backend(backend: str | None, api_key: str | None, path: Path) -> "Remot
 
 
 def check_address(backend: str | None) -> None:
-    """Refuse a ``--backend`` that is no address."""
+    """Refuse a ``--backend`` that is not a URL."""
     if backend is not None and not backend.startswith(("http://", "https://")):
-        raise typer.BadParameter("give an address such as http://127.0.0.1:8000.", param_hint="--backend")
+        raise typer.BadParameter("must be a URL such as http://127.0.0.1:8000.", param_hint="--backend")
 
 
 def run_or_explain(main: Callable[[], Any]) -> Any:
-    """Run a coroutine function; what is wrong with the world ends as one line and exit code 1."""
+    """Run a coroutine function; expected failures end as one line and exit code 1."""
     import asyncio
 
     from openai import APIError

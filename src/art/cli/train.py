@@ -31,8 +31,8 @@ from art.cli.targets import (
 def train(
     rollout: RolloutArgument,
     scenarios: ScenariosOption,
-    model: Annotated[str, typer.Option(metavar="PROJECT/NAME", help="The model; the same one resumes.")],
-    steps: Annotated[int, typer.Option(min=1, help="Training steps in all.")],
+    model: Annotated[str, typer.Option(metavar="PROJECT/NAME", help="The model; reuse the name to resume.")],
+    steps: Annotated[int, typer.Option(min=1, help="Total training steps.")],
     base_model: BaseModelOption = BASE_MODEL,
     groups_per_step: GroupsPerStepOption = 8,
     group_size: GroupSizeOption = 8,
@@ -43,7 +43,7 @@ def train(
         str | None,
         typer.Option(
             metavar="FILE|MODULE:NAME",
-            help="Scenarios to evaluate and never train on; by default the last tenth of --scenarios, if they are 50 or more.",
+            help="Scenarios to evaluate and never train on. Default: the last tenth of --scenarios, if there are 50 or more.",
         ),
     ] = None,
     logger: Annotated[
@@ -54,17 +54,17 @@ def train(
     api_key: KeyOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a model at your agent's task. The same command resumes it.
+    """Train a model on your agent's task. Run the same command again to resume.
 
     The function takes a model and a scenario, and returns a Trajectory with its reward.
     """
     if not 0 < learning_rate < math.inf:
-        raise typer.BadParameter("it must be a finite number above 0.", param_hint="--learning-rate")
+        raise typer.BadParameter("must be a finite number above 0.", param_hint="--learning-rate")
     run, found = find_object(rollout, "MODULE:ROLLOUT"), read_scenarios(scenarios, "--scenarios")
     held_out = None if eval_scenarios is None else read_scenarios(eval_scenarios, "--eval-scenarios")
     project, name, step = split_model(model, "--model")
     if step is not None:
-        raise typer.BadParameter("training goes on from the latest step; leave out @STEP.", param_hint="--model")
+        raise typer.BadParameter("training continues from the latest step; leave out @STEP.", param_hint="--model")
 
     async def main() -> Any:
         import art

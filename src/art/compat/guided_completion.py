@@ -39,10 +39,10 @@ def get_guided_completion_params(
     text, calls = _parts(completion)
     if not calls:
         if not text:
-            raise ValueError("completion: holds neither text nor a tool call, so there is nothing to guide to.")
+            raise ValueError("completion: contains neither text nor a tool call, so there is nothing to guide to.")
         return GuidedParams(extra_body={"structured_outputs": {"choice": [text]}})
     if len(calls) > 1 or text:
-        raise ValueError("completion: only a text alone or one tool call alone can be guided to.")
+        raise ValueError("completion: must contain either only text or exactly one tool call.")
     (function,) = calls
     name = str(function["name"])
     arguments: dict[str, Any] = json.loads(function["arguments"])

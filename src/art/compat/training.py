@@ -20,12 +20,12 @@ _NO_EFFECT: dict[str, Any] = {
 }
 """Keywords that change nothing that is learned, and their defaults."""
 _MISSING: dict[str, tuple[Any, str]] = {
-    "advantage_balance": (0.0, "Weigh advantages in a function of your own: advantage=…, see docs/algorithms.md."),
-    "drop_zero_advantage_trajectories": (True, "A group in which all did equally well is never trained."),
-    "kimi_k2_tau": (0.0, "Write it as a loss of your own: loss=…, see docs/algorithms.md; or set kl_coef."),
+    "advantage_balance": (0.0, "Weight advantages in your own function: advantage=…, see docs/algorithms.md."),
+    "drop_zero_advantage_trajectories": (True, "A group with equal rewards is never trained."),
+    "kimi_k2_tau": (0.0, "Write your own loss: loss=…, see docs/algorithms.md; or set kl_coef."),
     "kl_ref_adapter_path": (None, "The reference is a version of this model. Set kl_reference_step."),
     "loss_fn_config": ({}, "Set epsilon and epsilon_high: ratios are clipped to 1 - epsilon … 1 + epsilon_high."),
-    "mask_prob_ratio": (False, "Write it as a loss of your own: loss=…, see docs/algorithms.md; or keep the clip."),
+    "mask_prob_ratio": (False, "Write your own loss: loss=…, see docs/algorithms.md; or keep the clip."),
     "num_trajectories_learning_rate_multiplier_power": (0.0, "Multiply learning_rate yourself."),
     "scale_learning_rate_by_reward_std_dev": (False, "Multiply learning_rate yourself."),
 }
@@ -57,9 +57,7 @@ def translate(options: Mapping[str, Any]) -> dict[str, Any]:
     old = {name: given.pop(name) for name in list(given) if name in _KNOWN}
     for name, (harmless, remedy) in _MISSING.items():
         if name in old and old[name] != harmless:
-            raise ValueError(
-                f"{name}={old[name]!r} is not available here, and it would change what is learned. {remedy}"
-            )
+            raise ValueError(f"{name}={old[name]!r} is not supported, and would change what is learned. {remedy}")
     for name, default in _NO_EFFECT.items():
         if old.get(name, default) != default:
             _warn(name, old[name])
@@ -117,7 +115,7 @@ def _warn(name: str, value: Any) -> None:
     why = (
         "every version is served from its checkpoint; delete old ones with model.delete_checkpoints()"
         if name == "save_checkpoint"
-        else "the service does this in its own way"
+        else "the service handles this itself"
     )
     warnings.warn(f"train({name}={value!r}) has no effect: {why}.", UserWarning, stacklevel=4)
 

@@ -1,4 +1,4 @@
-"""A backend that this process starts, as a child of its own, and talks to like to any other."""
+"""A backend that runs as a child process."""
 
 import asyncio
 import functools
@@ -38,21 +38,21 @@ _PRICE_PER_GPU_HOUR = {"H200": 3.0}
 
 
 class LocalBackend(RemoteBackend):
-    """Starts ``python -m art_backend serve`` on a free loopback port when it is first needed, and ends it at the end.
+    """Starts ``python -m art_backend serve`` on a free loopback port on first use, and stops it when closed.
 
-    Use it as a context manager, sync or async, or call ``close``; the service ends with this process in any case.
+    Use it as a context manager, sync or async, or call ``close``; the service always ends with this process.
 
     Args:
-        in_process: Has no effect; the service always runs in a process of its own.
-        path: Directory of everything: metrics, trajectories, checkpoints. ``None`` means ``.art`` in the repository.
-        gpu_cost_per_hour_usd: Price of one device's hour, for ``costs/gpu``.
-        user_code: Directory whose modules may define advantages and losses for ``train``; ``None`` means that of the program.
+        in_process: Has no effect; the service always runs in a separate process.
+        path: Directory for metrics, trajectories and checkpoints. ``None`` means ``.art`` in the repository.
+        gpu_cost_per_hour_usd: Hourly price of one device, for ``costs/gpu``.
+        user_code: Directory whose modules may define advantages and losses for ``train``; ``None`` means the program's directory.
         serve_arguments: More arguments for ``art_backend serve``; not its ``--host`` and ``--port``.
 
     Raises:
-        ValueError: ``serve_arguments`` name an address.
+        ValueError: ``serve_arguments`` contain an address.
 
-    >>> backend = art.LocalBackend(path="runs")  # nothing runs before it is needed
+    >>> backend = art.LocalBackend(path="runs")  # starts nothing yet
     >>> await backend.close()
     """
 
@@ -68,7 +68,7 @@ class LocalBackend(RemoteBackend):
         serve_arguments: list[str] | None = None,
     ) -> None:
         if in_process:
-            warnings.warn("in_process has no effect: the service always runs in a process of its own.", stacklevel=2)
+            warnings.warn("in_process has no effect: the service always runs in a separate process.", stacklevel=2)
         arguments = list(serve_arguments or [])
         if taken := [word for word in arguments if word.partition("=")[0] in ("--host", "--port")]:
             raise ValueError(
@@ -92,7 +92,7 @@ class LocalBackend(RemoteBackend):
         self.close_sync()
 
     async def close(self) -> None:
-        """End the service. A later call starts it again."""
+        """Stop the service. A later call starts it again."""
         self._stop_report()
         await asyncio.to_thread(self.close_sync)
 
@@ -242,7 +242,7 @@ class LocalBackend(RemoteBackend):
                 raise death
             await asyncio.sleep(0.05)
         raise BackendError(
-            f"The local backend (process {self._service.pid}) lives but did not listen within {START_TIMEOUT_S:g} s "
+            f"The local backend (process {self._service.pid}) is running but did not start to listen within {START_TIMEOUT_S:g} s "
             f"(ART_SERVER_TIMEOUT). The end of its log, {self._service.log_path}:\n{self._service.log_tail()}",
             504,
         )

@@ -15,7 +15,7 @@ _LITELLM_HEADER = "llm_provider-x-litellm-response-cost"
 
 @dataclass(frozen=True)
 class TokenPricing:
-    """Dollars per million tokens. A price of cached tokens that is ``None`` is that of the prompt."""
+    """Dollars per million tokens. ``None`` for cached tokens means the prompt's price."""
 
     prompt_per_million: float
     completion_per_million: float
@@ -38,7 +38,7 @@ def check_prices(prices: Prices) -> None:
     """Raises TypeError: A price by a name that is none of ``Prices``."""
     known = Prices.__annotations__
     if unknown := sorted(prices.keys() - known.keys()):
-        raise TypeError(f"Unknown prices: {', '.join(unknown)}. Known are: {', '.join(known)}.")
+        raise TypeError(f"Unknown prices: {', '.join(unknown)}. Known prices: {', '.join(known)}.")
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class _Tokens:
 def extract_response_cost(
     response: Any, *, provider: str, model_name: str, registered: TokenPricing | None = None, prices: Prices
 ) -> float:
-    """Dollars that ``response`` cost: as it states, else by the prices given, else by those of ``genai-prices``.
+    """Return the dollars ``response`` cost: as it states, else by the given prices, else by ``genai-prices``.
 
     Args:
-        model_name: Whose prices are taken; never the name that the response gives.
+        model_name: Model whose prices apply; the name in the response is ignored.
 
     Raises:
         TypeError: A price by an unknown name.
@@ -99,7 +99,9 @@ def _stated_cost(response: Any) -> float | None:
 def _count_tokens(response: Any, provider: str) -> _Tokens:
     usage = _get(response, "usage")
     if provider not in ("openai", "anthropic"):
-        raise ValueError(f"The response states no cost, and ART cannot read {provider!r}'s usage: openai, anthropic.")
+        raise ValueError(
+            f"The response states no cost, and ART reads usage only of openai and anthropic, not {provider!r}."
+        )
     if usage is None:
         raise ValueError(f"The response of {provider!r} states neither a cost nor its usage.")
     if provider == "anthropic":
@@ -140,7 +142,7 @@ def _look_up(tokens: _Tokens, provider: str, model_name: str) -> float:
         price = genai_prices.calc_price(usage, model_name.removeprefix(f"{provider}/"), provider_id=provider)
     except LookupError as error:
         raise ValueError(
-            f"genai-prices knows no price of {model_name!r} by {provider!r}. Call register_model_pricing, or pass "
+            f"genai-prices has no price for {model_name!r} by {provider!r}. Call register_model_pricing, or pass "
             "prompt_price_per_million and completion_price_per_million."
         ) from error
     return float(price.total_price)

@@ -37,11 +37,11 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def dump_json(path: Path, value: Mapping[str, Any]) -> str:
     """A value as what the file at ``path`` is to hold. Raises TypeError: It is no dict, or not JSON-serialisable."""
     if not isinstance(value, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"{path} holds a dict, not {type(value).__name__}. It is as before.")
+        raise TypeError(f"{path} must hold a dict, not {type(value).__name__}. The file is unchanged.")
     try:
         return json.dumps(value, indent=2)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{path} can only hold what JSON can: {error}. It is as before.") from error
+        raise TypeError(f"{path} can only hold JSON values: {error}. The file is unchanged.") from error
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Where rows of metrics go besides ``history.jsonl``: one run per model, resumed after a restart.
+"""Loggers for metrics, beside ``history.jsonl``: one run per model, resumed after a restart.
 
 ``Model(report_metrics=["tensorboard", "mlflow"])`` names them. Each is a small class with one method. Their packages are imported
 when a logger is opened.
@@ -111,7 +111,7 @@ class TensorboardLogger:
 
 
 class TrackioLogger:
-    """Trackio: a project per project, a run per model. ``trackio show`` shows them; ``TRACKIO_DIR`` says where they lie.
+    """Trackio: a project per project, a run per model. ``trackio show`` shows them; ``TRACKIO_DIR`` sets where they are stored.
 
     Raises:
         MissingExtraError: Trackio is not installed.

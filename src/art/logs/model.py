@@ -1,4 +1,4 @@
-"""A model as it is logged: its fields, its state on disk, its rows of metrics."""
+"""A model's fields, its state on disk, and its metrics."""
 
 import time
 import warnings
@@ -50,13 +50,13 @@ class LoggedModel(BaseModel, Generic[ModelConfig, StateType]):
     id: str | None = None
     run_id: str | None = None
     config: ModelConfig = cast(ModelConfig, None)
-    """Free for the caller, stored with the model."""
+    """Free for your use; stored with the model."""
     trainable: bool = False
     inference_api_key: str | None = None
     inference_base_url: str | None = None
     inference_model_name: str | None = None
     base_path: str = ".art"
-    """Where everything that is logged lies: ``{base_path}/{project}/models/{name}``."""
+    """Root of everything logged: ``{base_path}/{project}/models/{name}``."""
     report_metrics: list[str] | None = None
     """Loggers beside ``history.jsonl``: ``"mlflow"``, ``"tensorboard"``, ``"trackio"``, ``"wandb"``. ``None``: W&B if
     ``WANDB_API_KEY`` is set; ``[]``: none."""
@@ -76,7 +76,7 @@ class LoggedModel(BaseModel, Generic[ModelConfig, StateType]):
 
     @abstractmethod
     async def get_step(self) -> int:
-        """The policy version that rows are logged for."""
+        """The policy version to log rows for."""
 
     # State
 
@@ -101,13 +101,13 @@ class LoggedModel(BaseModel, Generic[ModelConfig, StateType]):
 
     @contextmanager
     def trained_alone(self) -> Generator[None]:
-        """Hold the model's training against other loops that log to the same directory.
+        """Lock the model's training against other loops that log to the same directory.
 
         Raises:
             ConflictError: Another one holds it.
         """
         refusal = ConflictError(
-            f"Model {self.name!r} of project {self.project!r} is being trained already, by another call or process that "
+            f"Model {self.name!r} of project {self.project!r} is already being trained by another call or process that "
             f"logs to {self._path()}. Wait for its end or stop it, or train a model of another name.",
             409,
         )
@@ -132,7 +132,7 @@ class LoggedModel(BaseModel, Generic[ModelConfig, StateType]):
         return self._builder if cost_context is None else self._builder.for_cost_context(cost_context)
 
     def activate_metrics_context(self, cost_context: str) -> "Token[MetricsBuilder | None]":
-        """Book costs in ``cost_context`` from now on. Undo with ``token.var.reset(token)``."""
+        """Record costs in ``cost_context`` from now on. Undo with ``token.var.reset(token)``."""
         return self.metrics_builder(cost_context).activate()
 
     async def log(
@@ -147,15 +147,15 @@ class LoggedModel(BaseModel, Generic[ModelConfig, StateType]):
 
         Args:
             trajectories: Groups, or loose trajectories and exceptions.
-            split: What they are for: ``"train"``, ``"val"``, ``"test"`` or a name of your own.
-            metrics: Further metrics of the row; they win over averages of the same name.
+            split: Their purpose: ``"train"``, ``"val"``, ``"test"`` or your own name.
+            metrics: Further metrics of the row; they override averages of the same name.
             step: The policy version; ``None`` asks the backend.
 
         Raises:
             TypeError: Groups and trajectories are mixed, or something has a wrong type, such as a reward that is no number; the
                 message names it.
             ValueError: ``split`` or a metric has a name that cannot be used.
-            OSError: The files could not be written. Nothing was counted, so that the same call may be made again.
+            OSError: The files could not be written. Nothing was counted, so you can repeat the call.
         """
         if trajectories is None and metrics is None:
             return
@@ -203,7 +203,7 @@ class LoggedModel(BaseModel, Generic[ModelConfig, StateType]):
         return {"training_step": float(step), "time/wall_clock_sec": max(0.0, time.time() - self._created)}
 
     def update_wandb_config(self, update: dict[str, Any]) -> None:
-        """Merge into the config of the model's W&B run. Values may be repeated, not changed.
+        """Merge into the config of the model's W&B run. Values can be repeated, but not changed.
 
         Raises:
             TypeError: Not a dict.

@@ -108,7 +108,7 @@ def check_content(groups: Sequence[TrajectoryGroup], given: Mapping[str, Any]) -
 def _check_metrics(metrics: Mapping[Any, Any], where: str) -> None:
     for name, value in metrics.items():
         if not isinstance(name, str):
-            raise TypeError(f"The metric {name!r}{where} must be named by text, not {type(name).__name__}.")
+            raise TypeError(f"The metric {name!r}{where} must have a string as its name, not {type(name).__name__}.")
         as_number(value, f"the metric {name!r}{where}")
 
 

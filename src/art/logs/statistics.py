@@ -1,4 +1,4 @@
-"""Means with their 95 % confidence intervals."""
+"""Means with 95 % confidence intervals."""
 
 import math
 from collections.abc import Sequence
@@ -40,13 +40,13 @@ def interval(values: Sequence[float]) -> Interval | None:
 
 
 def share_interval(hits: int, n: int) -> Interval:
-    """The share ``hits / n`` with the score interval of Wilson 1927, which is sound near 0 and 1 too.
+    """The proportion ``hits / n`` with Wilson's score interval (1927), which also holds near 0 and 1.
 
     Raises:
         ValueError: ``n`` is not positive, or ``hits`` is not between 0 and ``n``.
     """
     if n <= 0 or not 0 <= hits <= n:
-        raise ValueError(f"{hits} of {n} is not a share.")
+        raise ValueError(f"{hits} of {n} is not a fraction between 0 and 1.")
     share, scale = hits / n, 1 + _Z**2 / n
     centre = (share + _Z**2 / (2 * n)) / scale
     half = _Z / scale * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n * n))

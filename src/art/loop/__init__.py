@@ -1,4 +1,4 @@
-"""The training loop: groups of rollouts in flight, steps on those that are ready, and an account of both."""
+"""The training loop: groups of rollouts in flight, training steps on those that are ready, and their display."""
 
 from art.loop.advice import Preflight
 from art.loop.preflight import preflight

@@ -1,4 +1,4 @@
-"""What a preflight found, and what to do about it, in words."""
+"""What a preflight found, with advice."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +8,7 @@ from art.terminal import terminal_width, wrap
 from art.trajectories import Trajectory
 
 GOOD_SUCCESS = 0.3
-"""The rule of thumb: what the base model should manage about before reinforcement learning."""
+"""Rule of thumb: the base model's success rate before reinforcement learning should be about this."""
 TOO_HARD, HARD, TOO_EASY = 0.02, 0.15, 0.9
 MANY_FLAT, MANY_FAILED, MANY_TRUNCATED = 0.5, 0.1, 0.1
 LONG_TAIL = 3.0
@@ -17,7 +17,7 @@ LONG_TAIL = 3.0
 
 @dataclass(frozen=True)
 class Preflight:
-    """What a few groups were like. Shares are between 0 and 1; what could not be measured is ``None``.
+    """Measurements of a few groups. Shares are between 0 and 1; unmeasured values are ``None``.
 
     >>> found = await art.preflight(model, rollout, ["a", "b"], groups=2, group_size=2)
     >>> found.can_learn in (True, False)
@@ -29,27 +29,27 @@ class Preflight:
     groups_per_step: int
     steps: int | None
     rollouts: int
-    """Those that succeeded in returning a trajectory."""
+    """Rollouts that returned a trajectory."""
     failures: dict[str, int]
-    """How many failed, by the first line of their error."""
+    """Number of failures, by the first line of the error."""
     success_reward: float
     success_rate: float
     reward_mean: float
     reward_min: float
     reward_max: float
     reward_spread: float
-    """Standard deviation inside a group, mean over groups."""
+    """Standard deviation within a group, mean over groups."""
     flat_share: float
-    """Groups in which all rewards are equal: nothing can be learnt from them."""
+    """Share of groups in which all rewards are equal: they teach nothing."""
     seconds_median: float
     seconds_max: float
-    """Of one rollout, with as many beside it as there were."""
+    """Of one rollout, at this preflight's concurrency."""
     step_rollout_s: float
     """Estimated seconds of the rollouts of a synchronous step."""
     step_train_s: float
     """Estimated seconds of training in a step."""
     train_measured: bool
-    """Whether that is from earlier steps of the model; else it is taken to be as long as the rollouts."""
+    """Whether that comes from earlier steps of the model; otherwise it is assumed to equal the rollouts' time."""
     step_cost_usd: float | None
     sampled_tokens: float | None
     """Per rollout."""
@@ -62,9 +62,9 @@ class Preflight:
     untrainable: dict[str, int]
     """Answers that cannot be trained, by reason."""
     uncaptured: int = 0
-    """Trajectories in which no call of the model was captured."""
+    """Trajectories without a captured model call."""
     examples: list[Trajectory] = field(default_factory=list[Trajectory])
-    """The rollouts of the lowest and of the highest reward, to read."""
+    """The rollouts with the lowest and the highest reward, to read."""
 
     @property
     def failed(self) -> int:
@@ -72,7 +72,7 @@ class Preflight:
 
     @property
     def can_learn(self) -> bool:
-        """Whether training on these scenarios can be expected to help."""
+        """Whether training on these scenarios is likely to help."""
         return (
             self.rollouts > 0
             and not self.untrainable
@@ -86,7 +86,7 @@ class Preflight:
         return self.step_rollout_s + self.step_train_s
 
     def advice(self) -> list[str]:
-        """One sentence or two for everything worth a change; the most important first."""
+        """One or two sentences for each thing worth changing, most important first."""
         return [*self._on_the_agent(), *self._on_the_task(), *self._on_the_speed()]
 
     def _on_the_agent(self) -> list[str]:
@@ -98,7 +98,7 @@ class Preflight:
                 )
         if self.uncaptured:
             found.append(
-                f"In {self.uncaptured} of {self.rollouts} trajectories no call of the model was captured. Let the agent use "
+                f"{self.uncaptured} of {self.rollouts} trajectories have no captured model call. Let the agent use "
                 "model.openai_client() and append its choices, or run it inside `async with model.rollout()`."
             )
         for reason, count in self.untrainable.items():
@@ -113,7 +113,7 @@ class Preflight:
         if self.success_rate < TOO_HARD:
             found.append(
                 f"The model succeeds in {share} of its rollouts (reward of at least {self.success_reward:g}), so there is hardly "
-                "anything to reinforce. Begin with easier scenarios, reward parts of the way, show an example in the prompt, "
+                "anything to reinforce. Start with easier scenarios, reward partial progress, show an example in the prompt, "
                 "or start from a model that was fine-tuned on good runs."
             )
         elif self.success_rate < HARD:
@@ -126,7 +126,7 @@ class Preflight:
         if self.flat_share > MANY_FLAT:
             found.append(
                 f"{100 * self.flat_share:.0f} % of the groups have equal rewards and teach nothing. Take larger groups, scenarios "
-                "of middling difficulty, or a reward with more shades."
+                "of medium difficulty, or a finer-grained reward."
             )
         return found
 
@@ -135,11 +135,11 @@ class Preflight:
         if self.truncated_share is not None and self.truncated_share > MANY_TRUNCATED:
             found.append(
                 f"{100 * self.truncated_share:.0f} % of the rollouts ran out of context. Raise the model's max_seq_length, or let "
-                "the agent say less."
+                "the agent write less."
             )
         if self.cut_share is not None and self.cut_share > MANY_TRUNCATED:
             found.append(
-                f"{100 * self.cut_share:.0f} % of the answers ended at max_tokens. Raise it, or ask for shorter ones."
+                f"{100 * self.cut_share:.0f} % of the answers ended at max_tokens. Raise max_tokens, or ask for shorter answers."
             )
         if self.seconds_max > LONG_TAIL * self.seconds_median > 0:
             found.append(
@@ -155,7 +155,7 @@ class Preflight:
             lines += [f"── a rollout of reward {example.reward:g}", "", write_transcript(example, width), ""]
         for name, value in self._rows():
             lines += _hang(f"{name:<22} ", value, width)
-        lines += ["", "RL can help here." if self.can_learn else "As it is, RL will not help here."]
+        lines += ["", "RL can help here." if self.can_learn else "RL will not help here yet."]
         for sentence in self.advice():
             lines += _hang("- ", sentence, width)
         return "\n".join(lines)
@@ -173,7 +173,7 @@ class Preflight:
             rows += [
                 ("success rate", f"{per_cent(self.success_rate)} (reward of at least {self.success_reward:g})"),
                 ("reward", f"{self.reward_mean:+.3f}, from {self.reward_min:+.3f} to {self.reward_max:+.3f}"),
-                ("spread inside groups", f"{self.reward_spread:.3f}"),
+                ("spread within groups", f"{self.reward_spread:.3f}"),
                 ("groups without spread", per_cent(self.flat_share)),
                 (
                     "tokens per rollout",

@@ -143,7 +143,7 @@ class LoopDisplay:
 
     def end(self, step: int, *, stopped: bool) -> None:
         if stopped:
-            self._say(f"Stopped after step {step}. The same command goes on from there.")
+            self._say(f"Stopped after step {step}. The same command resumes from there.")
         for sentence in (*self._verdicts(), *where_to_look(self._model, step)):
             self._say(sentence)
 
@@ -151,7 +151,7 @@ class LoopDisplay:
         """One sentence per split: how its last evaluation compares with its first."""
         if self._unevaluated:
             return [
-                "No held-out evaluation was made: the rewards above are those of the training scenarios alone. Give "
+                "No held-out evaluation was made: the rewards above come from the training scenarios only. Pass "
                 "scenarios that are never trained on: eval_scenarios=[…], or --eval-scenarios of `art train`."
             ]
         found: list[str] = []

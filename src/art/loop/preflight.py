@@ -1,4 +1,4 @@
-"""Before training: a few groups, to see whether reinforcement learning can help."""
+"""Run a few groups before training, to see whether reinforcement learning can help."""
 
 import json
 import statistics
@@ -38,14 +38,14 @@ async def preflight(
     rollout_timeout_s: float | None = None,
     max_concurrent_rollouts: int | None = None,
 ) -> Preflight:
-    """Roll out a few groups without training, and tell whether training can help. ``print`` the result.
+    """Roll out a few groups without training, and report whether training can help. ``print`` the result.
 
     Args:
         model: Registered with a backend.
         rollout: As for ``art.train``.
         scenarios: The first ``groups`` of them are tried.
-        groups_per_step: Of the run that is planned; with ``steps``, what time and cost are estimated for.
-        success_reward: The reward from which a rollout counts as a success.
+        groups_per_step: Groups per step of the planned run; with ``steps``, used to estimate time and cost.
+        success_reward: Minimum reward for a rollout to count as a success.
 
     Raises:
         ValueError: There is no scenario, or a size is not positive.
@@ -60,7 +60,7 @@ async def preflight(
     cursor = ScenarioCursor(scenarios)
     chosen = [taken[1] for _ in range(groups) if (taken := await cursor.take()) is not None]
     if not chosen:
-        raise ValueError("scenarios is empty: there is nothing to try.")
+        raise ValueError("scenarios is empty. Give at least one scenario.")
     seconds: list[float] = []
 
     async def timed(model: AnyTrainableModel, scenario: ScenarioT) -> Any:

@@ -17,7 +17,7 @@ _WINDOW = 3
 _FEW_USED = 0.5
 
 _REMEDY = (
-    "If the reward rises all the same, the model may have settled on an answer that often pays: read some. Then balance the "
+    "If the reward still rises, the model may have settled on one answer that often pays: read some. Then balance the "
     "scenarios or the reward, lower learning_rate, or set kl_penalty_coef=0.1."
 )
 
@@ -50,16 +50,16 @@ class Signs:
         if len(used) == _WINDOW and statistics.fmean(used) < _FEW_USED and self._first("used"):
             found.append(
                 f"Only {100 * statistics.fmean(used):.0f} % of the groups of the last {_WINDOW} steps taught anything: in the "
-                "others all rewards were equal. Take larger groups, scenarios of middling difficulty, or a reward with more "
-                "shades."
+                "others all rewards were equal. Use larger groups, scenarios of medium difficulty, or a finer-grained "
+                "reward."
             )
         for name, unit, said in (
             (
                 DISTINCT,
                 100,
-                "Answers grow alike: {1:.0f} % of a step's answers are different, {0:.0f} % at the beginning.",
+                "Answers become alike: {1:.0f} % of a step's answers are distinct, down from {0:.0f} % at the start.",
             ),
-            (ENTROPY, 1, "Entropy fell by more than half: {1:.3g} nats per token, {0:.3g} at the beginning."),
+            (ENTROPY, 1, "Entropy fell by more than half: {1:.3g} nats per token, down from {0:.3g} at the start."),
         ):
             series = self._series[name]
             if len(series) < 2 * _WINDOW:

@@ -32,7 +32,7 @@ class TrainingRun:
     step: int
     """The policy version that is served."""
     stopped: bool
-    """Whether it was stopped before its end; the same call resumes it."""
+    """Whether it was stopped early; the same call resumes it."""
 
 
 async def train(
@@ -68,7 +68,7 @@ async def train(
         scenarios: What to roll out, in order. A sequence is repeated until ``steps`` are taken. To be resumable, it must
             come in the same order again.
         groups_per_step: Groups that a step trains on. The last step may have fewer.
-        group_size: Rollouts of each scenario, compared with each other.
+        group_size: Rollouts per scenario, compared with each other.
         max_staleness: How many policy versions behind a group may be when it is trained; 0 is strictly on-policy, and gives
             the same batches as the explicit form.
         on_stale: Roll out the scenario of a group that fell further behind again, or drop it. Both are counted.
@@ -78,15 +78,15 @@ async def train(
             out each of ``eval_scenarios`` once.
         eval_scenarios: Scenarios to evaluate and never train on. ``None`` holds out the last tenth of ``scenarios``, at most 64
             and no more than a step has rollouts, where they are a sequence of at least 50; ``[]`` holds none out.
-        rollout_timeout_s: Seconds that one rollout may take, set-up, agent and scoring together. Time in which its model
+        rollout_timeout_s: Maximum seconds per rollout: set-up, agent and scoring together. Time in which its model
             calls are held for a training step, or an engine starts, does not count.
-        max_concurrent_rollouts: Rollouts that run at the same time; ``None`` sets no limit.
+        max_concurrent_rollouts: Maximum concurrent rollouts; ``None`` sets no limit.
         handle_signals: Let the first Ctrl-C end the run cleanly: rollouts are cancelled, a training step is finished.
         show_progress: Show a line per step, and on a terminal what happens now.
         train_options: Keywords of ``backend.train``, such as ``learning_rate``.
 
     Raises:
-        ValueError: A size that is not positive, or a limit that is negative.
+        ValueError: A size is not positive, or a limit is negative.
         ConflictError: The model is being trained by another call.
         TrainerFailedError: The trainer failed three times on the same groups.
         BackendError, openai.APIError: The service failed.
@@ -105,7 +105,7 @@ async def train(
         steps=steps,
     )
     if eval is not None and eval_scenarios is not None:
-        raise ValueError("Give either eval or eval_scenarios: eval decides itself what it rolls out.")
+        raise ValueError("Give either eval or eval_scenarios: eval chooses its own scenarios.")
     if max_staleness < 0 or eval_every < 0:
         raise ValueError(f"max_staleness ({max_staleness}) and eval_every ({eval_every}) must not be negative.")
     held_out: Sequence[ScenarioT] = () if eval_scenarios is None else list(eval_scenarios)

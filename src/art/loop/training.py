@@ -224,7 +224,7 @@ class TrainingLoop:
             except TrainerFailedError as error:
                 if attempt == MAX_TRAINER_FAILURES:
                     raise
-                say(f"warning: step {self.step + 1} is tried again, as the trainer failed: {error}")
+                say(f"warning: step {self.step + 1} runs again because the trainer failed: {error}")
         if result.step > self.step + 1:
             raise ConflictError(
                 f"Model {self.model.name!r} is at step {result.step} after the step that followed {self.step}: somebody "
@@ -302,7 +302,7 @@ def stop_on_signals(request_stop: Callable[[], None]) -> Generator[None]:
     numbers = (signal.SIGINT, signal.SIGTERM)
 
     def stop() -> None:
-        say("stopping; a training step in progress is finished first. Once more to stop at once")
+        say("stopping after the training step in progress. Press Ctrl-C again to stop at once")
         request_stop()
         for number in numbers:
             loop.remove_signal_handler(number)

@@ -1,4 +1,4 @@
-"""Rewards: a judge that compares trajectories, a model that learned what people prefer."""
+"""Rewards: a judge that compares trajectories, and a reward model trained on preferences."""
 
 import sys
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""Rewards from a model that learned what people prefer."""
+"""Rewards from a model trained on preferences."""
 
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ __all__ = ["PreferencePair", "RewardModel", "RewardReport", "ScoredExample"]
 
 
 class RewardModel:
-    """A trained scorer of conversations; a reward function for training agents.
+    """A trained scorer of conversations, for use as a reward function.
 
         pairs = [PreferencePair(chosen=[...], rejected=[...]), ...]
         reward_model = await RewardModel.train("Qwen/Qwen3-0.6B", "rewards/helpful", pairs=pairs)
@@ -32,7 +32,7 @@ class RewardModel:
         groups = await art.gather_trajectory_groups(rollouts, after_each=reward_model.score_group)
 
     Scores are calibrated: sigmoid(a - b) is the probability that the conversation scored ``a`` is better than that scored
-    ``b``. The computation runs in a process of its own, which needs the extras ``backend`` and ``trl``.
+    ``b``. It runs in a separate process, which needs the extras ``backend`` and ``trl``.
 
     >>> def talk(answer):
     ...     return [{"role": "user", "content": "Help me?"}, {"role": "assistant", "content": answer}]
@@ -47,7 +47,7 @@ class RewardModel:
         self.path = path
         """Directory of the model, in the Hugging Face format for sequence classification."""
         self.report = report
-        """How good it is on pairs that it never saw."""
+        """Quality on held-out pairs."""
         self._worker = worker
 
     @classmethod
@@ -69,13 +69,13 @@ class RewardModel:
         """Train with TRL's ``RewardTrainer``, calibrate, report on held-out pairs, and save.
 
         Args:
-            base_model: A local path, a hub id, or another name that backends can resolve.
+            base_model: A local path, a hub id, or another name that backends resolve.
             path: The directory to save to, which must not exist; it appears as a whole.
             pairs: Preferences: ``{"chosen": messages, "rejected": messages}``, with ``group`` naming the task.
             examples: Scored conversations, such as production feedback: ``{"messages": messages, "score": 1.0}``. Those of
                 one ``group`` are compared with each other; those without a group likewise.
             max_length: In tokens. Pairs with a longer conversation are left out and counted in the report.
-            held_out: Share of the tasks kept from training: half of it calibrates, the other half is reported on.
+            held_out: Fraction of the tasks held out: half calibrates the scores, the other half is for the report.
             lora_rank: Train a low-rank adapter and merge it; ``None`` trains all weights.
 
         Raises:
@@ -99,7 +99,7 @@ class RewardModel:
 
     @classmethod
     async def load(cls, path: str | Path) -> Self:
-        """Load a reward model that was saved.
+        """Load a saved reward model.
 
         Raises:
             BadRequestError: ``path`` holds no reward model.
@@ -120,7 +120,7 @@ class RewardModel:
         """Copy the model to another directory, which must not exist."""
         target = Path(path).absolute()
         if target.exists():
-            raise BadRequestError(f"{target} exists; give a directory that does not.", 400, param="path")
+            raise BadRequestError(f"{target} already exists. Choose a new directory.", 400, param="path")
         partial = target.with_name(f".{target.name}.partial")
         try:
             shutil.copytree(self.path, partial)

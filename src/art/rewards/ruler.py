@@ -1,4 +1,4 @@
-"""Relative rewards from a judge model: trajectories of one scenario are shown together and scored against each other."""
+"""Relative rewards from a judge model, which sees all trajectories of a scenario and scores them against each other."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from art.trajectories import Trajectory, TrajectoryGroup
 __all__ = ["DEFAULT_RUBRIC", "Judge", "Response", "TrajectoryScore", "ruler", "ruler_score_group"]
 
 ATTEMPTS = 3
-"""How often a judge is asked before its malformed answers are an error."""
+"""Attempts before malformed answers of a judge raise an error."""
 
 DEFAULT_RUBRIC = """\
 - Reaching the goal matters most: a trajectory that reaches it scores far above every one that does not.
@@ -40,7 +40,7 @@ this schema, and nothing else:
 
 _OBJECTION = "That answer cannot be used: {problem} Answer again, with JSON that matches the schema and nothing else."
 
-_ELIDED = "\n[… {count} characters were left out here, to show the trajectory in the space there is …]\n"
+_ELIDED = "\n[… {count} characters omitted to fit the trajectory into the available space …]\n"
 _LEAST_CHARACTERS = 400
 """What is shown of each text at least, half of its beginning and half of its end."""
 
@@ -98,12 +98,12 @@ async def ruler(
     """Score trajectories against each other.
 
     Args:
-        message_lists: One conversation per trajectory. What all begin with is shown once, and so are identical ones.
+        message_lists: One conversation per trajectory. A common prefix is shown once, and so are identical conversations.
         judge_model: A litellm model name, an OpenAI client with a model name, or a function that asks a judge.
         extra_litellm_params: Further arguments of the call.
         rubric: How to score.
-        tools: What the agent could call.
-        max_characters: What the judge can be shown in all. Of longer trajectories the middles of the longest texts are left
+        tools: Tools available to the agent.
+        max_characters: Maximum total length shown to the judge. Of longer trajectories the middles of the longest texts are left
             out, with a mark that says how much, and a warning.
         debug: Print the judge's answers.
 
@@ -111,7 +111,7 @@ async def ruler(
         One score per trajectory, in order, with ids from ``"1"``.
 
     Raises:
-        ValueError: The judge's answers could not be used, several times in a row.
+        ValueError: The judge's answers were unusable, several times in a row.
 
     >>> async def judge(messages):
     ...     return '{"scores": [{"trajectory_id": "1", "explanation": "polite", "score": 0.9}]}'
@@ -148,7 +148,7 @@ async def ruler_score_group(
         swallow_exceptions: Print what went wrong and return ``None``, which drops the group, instead of raising.
 
     Raises:
-        ValueError: A trajectory has additional histories, which the judge could not be shown.
+        ValueError: A trajectory has additional histories, which the judge cannot see.
         TypeError: ``group`` is not a ``TrajectoryGroup``.
 
     >>> async def judge(messages):
@@ -176,7 +176,7 @@ async def ruler_score_group(
     except Exception as error:
         if not swallow_exceptions:
             raise
-        say(f"warning: a group was dropped, since it could not be judged: {error}")
+        say(f"warning: dropped a group that could not be judged: {error}")
         return None
     judged = group.model_copy(deep=True)
     for trajectory, score in zip(judged.trajectories, scores, strict=True):
@@ -201,7 +201,7 @@ def _shortened(shown: dict[str, list[Mapping[str, Any]]], budget: int) -> dict[s
         cap = (low + high + 1) // 2
         low, high = (cap, high) if sum(min(length, cap) for length in lengths) <= budget else (low, cap - 1)
     left_out = sum(max(0, length - low) for length in lengths)
-    say(f"warning: RULER left out {left_out:,} characters of trajectories that are too long to judge")
+    say(f"warning: RULER omitted {left_out:,} characters of trajectories that are too long to judge")
     return {name: [_cut(message, low) for message in messages] for name, messages in shown.items()}
 
 

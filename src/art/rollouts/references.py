@@ -54,7 +54,7 @@ def build_train_groups(
             members.append(_member(trajectory, captured, where, allow_uncaptured))
         if not members:
             if group.exceptions:
-                left_out.append(f"group {g}: all of its {len(group.exceptions)} rollouts failed; it was left out")
+                left_out.append(f"group {g}: all {len(group.exceptions)} rollouts failed; the group was left out")
             continue
         scenario = scenario_id_of(group)
         if scenario is not None:  # half a surrogate pair, which cannot be sent, becomes its escape
@@ -155,7 +155,7 @@ def _check_unicode(messages: list[dict[str, Any]], where: str) -> None:
             json.dumps(message, ensure_ascii=False, default=str).encode()
         except UnicodeEncodeError as error:
             raise NoTrainingDataError(
-                f"Message {i} of {where} holds {error.object[error.start]!r}, half of a surrogate pair, which is no character. Replace "
+                f"Message {i} of {where} holds {error.object[error.start]!r}, half of a surrogate pair, which is not a character. Replace "
                 "it, for example with text.encode(errors='replace').decode(). Nothing was sent."
             ) from error
 
@@ -206,7 +206,7 @@ class _Once:
 
     def check(self, trajectory: Trajectory, captured: _Captured, where: str) -> None:
         """Raises NoTrainingDataError: An earlier trajectory trains the same."""
-        self._refuse(self.runs.get(id(trajectory)), where, "they are one object")
+        self._refuse(self.runs.get(id(trajectory)), where, "they are the same object")
         self.runs[id(trajectory)] = where
         if (rollout := captured.rollout) is not None:
             first = self.rollouts.get(rollout) or self.parts.get(rollout)
@@ -222,8 +222,8 @@ class _Once:
     def _refuse(self, first: str | None, where: str, why: str) -> None:
         if first is not None:
             raise NoTrainingDataError(
-                f"{where} is the same run as {first}: {why}. What a run sampled is trained once, and counts once in what the "
-                "others are compared with: run the agent again, or leave one out. Nothing was sent."
+                f"{where} is the same run as {first}: {why}. Each run may be trained only once per step, and count once in its "
+                "group's mean. Run the agent again, or leave one out. Nothing was sent."
             )
 
 

@@ -1,4 +1,4 @@
-"""One run of an agent, captured under a key of its own where the model is one that learns."""
+"""One run of an agent, captured under its own key if the model is trainable."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -19,7 +19,7 @@ __all__ = ["Rollout"]
 
 @dataclass(frozen=True)
 class Rollout:
-    """Where the agent of one run finds its model. ``model.rollout()`` makes it.
+    """The endpoint of one agent run. Created by ``model.rollout()``.
 
     >>> async with model.rollout() as r:
     ...     answer = await r.openai_client().chat.completions.create(
@@ -33,15 +33,15 @@ class Rollout:
     id: str | None
     """``None`` for a model that is not trained: nothing is captured at its endpoint."""
     base_url: str
-    """Ends with ``/v1``, as OpenAI's clients expect it."""
+    """Ends with ``/v1``, as OpenAI clients expect."""
     api_key: str
-    """Opens this rollout's endpoint and nothing else. The model's own key for one that is not trained."""
+    """Valid only for this rollout's endpoint. For a model that is not trained, the model's own key."""
     _client: "AsyncOpenAI"
     _read: Callable[[], Awaitable[list[History]]]
     """Tells the conversations so far."""
 
     def openai_client(self) -> "AsyncOpenAI":
-        """A client of this rollout's endpoint. Any other client works as well, in any language."""
+        """Return a client for this rollout's endpoint. Any other client works too, in any language."""
         return self._client
 
     @property
@@ -57,7 +57,7 @@ class Rollout:
         }
 
     def trajectory(self, reward: float = 0.0, **fields: Any) -> Trajectory:
-        """The scored run; training takes all that was sampled in it.
+        """Return the scored run; training uses everything sampled in it.
 
         While it is open (``with``), code that builds its own clients from the variables of ``environment`` talks to this
         rollout; see ``art.rollouts.environment`` for what sees them.
@@ -70,7 +70,7 @@ class Rollout:
         return Trajectory(reward=reward, rollout_id=self.id, **fields).with_environment(variables)
 
     async def fill(self, trajectory: Trajectory) -> Trajectory:
-        """Give a trajectory the conversations that were captured so far: what judges read and logs show.
+        """Fill a trajectory with the conversations captured so far, for judges and logs.
 
         Training needs none of it. Agents that use a client of the model, or append what they say themselves, have it
         already.

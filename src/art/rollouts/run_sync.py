@@ -1,4 +1,4 @@
-"""For code that cannot await, such as a plain function in a notebook."""
+"""Run coroutines from code that cannot await, such as a plain function in a notebook."""
 
 import asyncio
 import contextvars

@@ -12,6 +12,6 @@ Step = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class Wire(BaseModel):
-    """A model that crosses the wire. Unknown fields are errors: a typing mistake must not pass in silence."""
+    """A model that crosses the wire. Unknown fields are errors, so that typos do not pass silently."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())

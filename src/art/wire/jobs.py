@@ -1,4 +1,4 @@
-"""Long work: started once, watched by anyone, resumable by event number."""
+"""Long-running jobs: started once, watched by anyone, resumable by event number."""
 
 from enum import StrEnum
 from typing import Any
@@ -22,7 +22,7 @@ class JobState(StrEnum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
-    """The service stopped while the job ran; nothing of it was kept, and it may be sent again."""
+    """The service stopped while the job ran; nothing was saved, and it can be sent again."""
 
 
 TERMINAL_STATES = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.INTERRUPTED})

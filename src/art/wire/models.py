@@ -1,4 +1,4 @@
-"""Models: registering and describing them, their checkpoints and their metrics."""
+"""Models: registration, description, checkpoints and metrics."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from art.wire.base import Name, Step, Wire
 
 
 class LoraSpec(Wire):
-    """The shape of the LoRA adapter that is trained (Hu et al. 2021, arXiv:2106.09685)."""
+    """The shape of the trained LoRA adapter (Hu et al. 2021, arXiv:2106.09685)."""
 
     rank: int = Field(default=16, ge=1, le=512)
     alpha: float = Field(default=32.0, gt=0)
@@ -20,23 +20,23 @@ class LoraSpec(Wire):
 
 
 class RegisterModel(Wire):
-    """Make a model known to the service. Idempotent: the natural key is (project, name)."""
+    """Register a model with the service. Idempotent: the natural key is (project, name)."""
 
     project: Name
     """A name is at most 128 letters, digits, ``.``, ``_`` and ``-``, and not dots alone."""
     name: Name
     base_model: str = Field(min_length=1)
-    """A local path, a hub id, or a name that the service can resolve."""
+    """A local path, a hub id, or a name the service resolves."""
     lora: LoraSpec = LoraSpec()
     full_finetune: bool = False
-    """Train all weights instead of an adapter. The model gets an engine of its own, which serves its latest version."""
+    """Train all weights instead of an adapter. The model gets its own engine, which serves only the latest version."""
     init_adapter: str | None = None
-    """Where a model without checkpoints begins: a PEFT adapter's directory on the backend's machine, or ``project/name@step``
+    """Where a model without checkpoints starts: a PEFT adapter's directory on the backend's machine, or ``project/name@step``
     (or ``@latest``) of another model of the service. ``None`` begins at the base model with a fresh adapter."""
     max_sequence_length: int | None = Field(default=None, ge=16)
-    """Longest prompt plus completion, in tokens; ``None`` takes the engine's default for the model."""
+    """Maximum prompt plus completion, in tokens; ``None`` uses the engine's default for the model."""
     metadata: dict[str, Any] = {}
-    """Free for the caller; returned unchanged."""
+    """Free for the caller's use; returned unchanged."""
 
 
 class ModelInfo(Wire):
@@ -55,9 +55,9 @@ class ModelInfo(Wire):
     inference_name: str
     """The model name that requests use for the latest version: an alias of ``{name}@{step}``."""
     inference_api_key: str
-    """Opens the data plane for this model; its calls are captured as turns that trajectories may refer to."""
+    """Key for this model's data plane; its calls are captured as turns that trajectories may refer to."""
     warnings: list[str] = []
-    """What does not work with this model, such as tool calls that its chat template writes unreadably."""
+    """What does not work with this model, such as tool calls that cannot be parsed back."""
     metadata: dict[str, Any] = {}
 
 
@@ -87,7 +87,7 @@ class PruneCheckpoints(Wire):
     """Which checkpoints to keep; the others are deleted."""
 
     keep: list[Step]
-    """Steps to keep. The latest step is kept in any case."""
+    """Steps to keep. The latest step is always kept."""
 
 
 class MetricRow(Wire):

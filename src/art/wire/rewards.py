@@ -13,7 +13,7 @@ Conversation = list[dict[str, Any]]
 
 
 class PreferencePair(Wire):
-    """Two answers to the same task, of which one is better."""
+    """Two answers to the same task, one better than the other."""
 
     chosen: Conversation
     rejected: Conversation
@@ -22,7 +22,7 @@ class PreferencePair(Wire):
 
 
 class ScoredExample(Wire):
-    """One conversation and what it was worth, such as a user's thumb: 1 or 0."""
+    """One conversation and its score, such as a user's thumbs up or down: 1 or 0."""
 
     messages: Conversation
     score: float = Field(allow_inf_nan=False)
@@ -45,7 +45,7 @@ class TrainReward(Wire):
     max_length: int = Field(2048, ge=8)
     """Tokens. Pairs with a longer conversation are left out and counted."""
     held_out: float = Field(0.2, gt=0, lt=1)
-    """Share of the tasks that is not trained on: half of it calibrates, the other half is reported on."""
+    """Fraction of the tasks held out: half calibrates the scores, the other half is for the report."""
     lora_rank: int | None = Field(None, ge=1)
     """``None`` trains all weights."""
     seed: int = 0
@@ -68,23 +68,23 @@ class ScoreConversations(Wire):
 
 
 class CalibrationBin(Wire):
-    """Held-out pairs by how sure the model was."""
+    """Held-out pairs, by the model's confidence."""
 
     predicted: float
-    """Mean probability, from 0.5, that the answer the model prefers is the better one."""
+    """Mean predicted probability, 0.5 or more, that the preferred answer is the better one."""
     observed: float
     """How often it was."""
     count: int
 
 
 class RewardReport(Wire):
-    """How good a reward model is on pairs that it never saw."""
+    """Quality of a reward model on held-out pairs."""
 
     trained_pairs: int
     calibration_pairs: int
     held_out_pairs: int
     overlong_pairs: int
-    """Left out, since a conversation was longer than ``max_length``."""
+    """Pairs left out because a conversation was longer than ``max_length``."""
     accuracy: float
     """Share of held-out pairs in which the better answer scores higher."""
     accuracy_low: float
@@ -115,7 +115,7 @@ class Scores(Wire):
 
 
 class RewardFailure(Wire):
-    """The answer when it could not be done."""
+    """The answer on failure."""
 
     error: str
-    """What happened and what to do about it."""
+    """What happened and how to fix it."""

@@ -7,16 +7,16 @@ from art.wire.base import Name, Step, Wire
 
 
 class RolloutKind(StrEnum):
-    """How model calls come to belong to a rollout."""
+    """How model calls are assigned to a rollout."""
 
     KEYED = "keyed"
-    """Made on purpose by a client; has a key of its own."""
+    """Created by a client; has its own key."""
     AMBIENT = "ambient"
-    """Made by the service for calls with a model's own key; trajectories refer to its turns."""
+    """Created by the service for calls with a model's own key; trajectories refer to its turns."""
 
 
 class CreateRollout(Wire):
-    """Begin a rollout under a key of its own."""
+    """Start a rollout with its own key."""
 
     project: Name
     model: Name
@@ -31,7 +31,7 @@ class RolloutInfo(Wire):
 
     id: str
     api_key: str
-    """Opens the data plane of this rollout and nothing else."""
+    """Valid only for this rollout's data plane."""
     base_path: str
     """Path of the rollout's endpoint below the service's URL: ``/r/{id}/v1``."""
     kind: RolloutKind
@@ -46,7 +46,7 @@ class RolloutInfo(Wire):
 
 
 class StructuredSpan(Wire):
-    """Tokens of a row that were sampled under a structure: from what it allowed, not from the whole vocabulary.
+    """Tokens of a row sampled under a structure: from the allowed tokens, not the whole vocabulary.
 
     The trainer needs it to see the distribution that was sampled. ``start`` is where the completion began.
     """
@@ -108,7 +108,7 @@ class TreeNode(Wire):
 
 
 class RolloutTree(RolloutInfo):
-    """A rollout and everything that was captured in it."""
+    """A rollout with everything captured in it."""
 
     nodes: list[TreeNode] = []
     """In the order in which they were sampled, parents first."""

@@ -11,7 +11,7 @@ API_PREFIX = "/api/v1"
 
 
 class Version(Wire):
-    """The service's version and that of the protocol it speaks."""
+    """The service's version and its protocol version."""
 
     version: str
     """The version of the backend package."""
@@ -31,7 +31,7 @@ class ProcessHealth(Wire):
 
 
 class Health(Wire):
-    """Passive health: answering it costs the engine nothing."""
+    """Passive health: answering costs the engine nothing."""
 
     status: Literal["ok", "degraded"]
     uptime_s: float

@@ -40,15 +40,15 @@ class Overlong(StrEnum):
 
 
 class TrainerKind(StrEnum):
-    """Who computes the update. Each can continue from the other's checkpoints."""
+    """Which trainer computes the update. Each can continue from the other's checkpoints."""
 
     ART = "art"
     TRL = "trl"
-    """TRL's ``GRPOTrainer``, fed with the captured rows; needs the extra ``trl``. Slower, and without some options."""
+    """TRL's ``GRPOTrainer``, fed with the captured rows; needs the extra ``trl``. Slower, and lacks some options."""
 
 
 class KlPlace(StrEnum):
-    """Where the distance to the reference acts."""
+    """How the distance to the reference is applied."""
 
     LOSS = "loss"
     """The k3 estimate is a term of the loss."""
@@ -74,10 +74,10 @@ class Optimizer(StrEnum):
 
 
 class Conversation(Wire):
-    """Messages whose tokens were not captured here. The model's chat template turns them into tokens."""
+    """Messages whose tokens were not captured. The model's chat template renders them."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
-    """As the chat completions API takes them."""
+    """As in the chat completions API."""
     tools: list[dict[str, Any]] | None = None
     trained: list[int] | None = None
     """Indices of the assistant messages that are trained; ``None`` trains all of them."""
@@ -100,7 +100,7 @@ class Example(Wire):
 
 
 class TrainTrajectory(Example):
-    """One scored run of the agent. Where no token of it can be found, its reward counts in its group all the same."""
+    """One scored run of the agent. If it has no tokens, its reward still counts in its group."""
 
     reward: FiniteFloat
     metrics: dict[str, float] = {}
@@ -114,35 +114,35 @@ class TrainGroup(Wire):
 
 
 class TrainOptions(Wire):
-    """Options of one optimiser step. Defaults are the ones that we would use."""
+    """Options of one training step. The defaults are recommended values."""
 
     trainer: TrainerKind = TrainerKind.ART
     algorithm: Algorithm = Algorithm.DAPO
     advantage: str | None = Field(default=None, pattern=USER_FUNCTION)
-    """``module:function`` that makes advantages in place of the algorithm's. The service must allow user code."""
+    """``module:function`` that computes advantages instead of the algorithm. The service must allow user code."""
     loss: str | None = Field(default=None, pattern=USER_FUNCTION)
-    """``module:function`` that gives every token's loss in place of the algorithm's. The service must allow user code."""
+    """``module:function`` that computes each token's loss instead of the algorithm. The service must allow user code."""
     learning_rate: float = Field(default=5e-6, gt=0)
     schedule: Schedule = Schedule.CONSTANT
     """How the rate falls after the warm-up, to reach zero after ``total_steps``. Steps are policy versions."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the rate rises linearly; the last of them has the full rate."""
     total_steps: int | None = Field(default=None, ge=1)
-    """Steps of the whole run; what ``schedule`` needs unless it is constant."""
+    """Steps of the whole run; required unless ``schedule`` is constant."""
     scale_rewards: bool = True
     """Divide group advantages by the group's standard deviation."""
     epsilon: float | None = Field(default=None, ge=0)
     """Lower clip range of the ratio; ``None`` takes the algorithm's own."""
     epsilon_high: float | None = Field(default=None, ge=0)
     importance_cap: float | None = Field(default=2.0, gt=0)
-    """Cap of the token-level truncated importance weight trainer/engine; ``None`` switches the correction off."""
+    """Cap of the token-level truncated importance weight trainer/engine; ``None`` disables the correction."""
     negative_advantage_cap: float | None = Field(default=None, ge=1)
     """Largest ratio, correction included, with which a token of negative advantage is pushed away; ``None``: no such cap."""
     kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the distance KL(policy || reference)."""
     kl_in: KlPlace = KlPlace.LOSS
     kl_reference_step: Step = 0
-    """The policy version that is the reference; 0 is the base model, with the adapter switched off."""
+    """The policy version that is the reference; 0 is the base model, with the adapter disabled."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of the entropy of the sampled tokens' distributions, which the loss rewards."""
     optimizer: Optimizer = Optimizer.ADAMW
@@ -157,7 +157,7 @@ class TrainOptions(Wire):
     epochs: int = Field(default=1, ge=1)
     """Passes over the batch, each of ``minibatches`` optimiser steps."""
     gradient_checkpointing: bool = False
-    """Keep one activation per layer and compute the others again: far less memory, about a third more time."""
+    """Keep one activation per layer and recompute the others: far less memory, about a third more time."""
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
@@ -189,7 +189,7 @@ class SftOptions(Wire):
     batch_size: int = Field(default=2, ge=1)
     """Examples per optimiser step."""
     train_on: Literal["assistant", "all"] = "assistant"
-    """Which tokens are learned: what the assistant says, or everything."""
+    """Which tokens are trained: the assistant's, or all."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     adam_betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -226,9 +226,9 @@ class TrainResult(Wire):
     """Data of a train job that succeeded."""
 
     step: int
-    """The policy version that is served now. Every train call advances it by one."""
+    """The policy version now served. Every train call advances it by one."""
     trained: bool
-    """False for an empty step: no group had a learning signal. The new version has the weights of the last one."""
+    """False for an empty step: no group had a learning signal. The new version keeps the previous weights."""
     reason: str | None = None
     """Why nothing was trained."""
     metrics: Annotated[dict[str, FiniteFloat], Field(description="Metrics of the step, by their logged names.")]

@@ -83,8 +83,8 @@ print(cpu or found("vllm"), "cpu" if cpu or found("torch").endswith("+cpu") else
 _PROBE_TIMEOUT_S = 60.0
 
 _INSTALL = (
-    "Install it: pip install 'art-trainer[vllm]' where there is a CUDA device; `make vllm` for its CPU build. "
-    "Then name that environment's Python with --vllm-python (or ART_VLLM_PYTHON)."
+    "Install it: pip install 'art-trainer[vllm]' on a CUDA machine, or `make vllm` for its CPU build. "
+    "Then pass that environment's Python with --vllm-python (or ART_VLLM_PYTHON)."
 )
 
 _PROJECTION = re.compile(r".*\blayers\.0\..*_proj\.weight")

@@ -158,7 +158,7 @@ def check_rollout(rollout: str) -> None:
         _NAME.validate_python(rollout)
     except ValidationError as error:
         raise BadRequestError(
-            f"rollout: {rollout[:200]!r} is not a rollout's id. Use the base_url that the rollout was created with.",
+            f"rollout: {rollout[:200]!r} is not a rollout id. Use the base_url that the rollout was created with.",
             param="rollout",
         ) from error
 

@@ -57,7 +57,7 @@ class Form:
             return None  # nothing is promised where the model chooses
         if called and notation is None:
             raise BadRequestError(
-                f"tool_choice: calls cannot be forced. {renderer.explain_calls()} Use 'auto' or 'none'.",
+                f"tool_choice: cannot force a call. {renderer.explain_calls()} Use 'auto' or 'none'.",
                 param="tool_choice",
             )
         if self.words is not None and not forced and not renderer.speaks_plainly:

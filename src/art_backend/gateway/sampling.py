@@ -55,7 +55,7 @@ class Plan:
         """
         if self.ignore_eos and structure is not None:
             raise BadRequestError(
-                "ignore_eos: cannot be combined with a form of the answer; leave one of them out.", param="ignore_eos"
+                "ignore_eos: cannot be combined with structured output; leave one of them out.", param="ignore_eos"
             )
         own = () if self.ignore_eos else stop_token_ids
         stop_token_ids = tuple(dict.fromkeys((*own, *self.stop_token_ids)))

@@ -70,7 +70,7 @@ class Conversation:
         structure = self.form.structure(renderer, prompt, self.tools)
         if structure is not None and self.begun:
             raise BadRequestError(
-                f"{self.structure_field}: cannot be enforced on an answer that the request begins; leave one of them out.",
+                f"{self.structure_field}: cannot be combined with a prefilled answer; leave one of them out.",
                 param=self.structure_field,
             )
         return structure
@@ -126,7 +126,7 @@ class Text:
                 )
         prompt = tree.place_text(self._as_plain(renderer.encode_text))
         if not prompt.length:
-            raise BadRequestError("prompt: must not be empty; this model has no id to begin with.", param="prompt")
+            raise BadRequestError("prompt: must not be empty; this model has no BOS token.", param="prompt")
         return prompt
 
     def parse(self, renderer: ChatRenderer, completion: Sequence[int], prompt: Sequence[int]) -> ParsedMessage:

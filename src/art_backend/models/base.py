@@ -131,7 +131,7 @@ def describe_source(name: str, *, cache: Path | None = None) -> str:
     for look, found in (
         (lambda: _prepared_before(prepared), "here: {}"),
         (lambda: _in_hub_cache(name), "here: {}"),
-        (lambda: _packaged(name), "packaged in {}; prepared at the first use, in about 20 s"),
+        (lambda: _packaged(name), "packaged in {}; prepared on first use, in about 20 s"),
         (lambda: _ask_hub(name), "obtainable from {}"),
     ):
         try:
@@ -194,7 +194,7 @@ def _not_available(name: str, tried: list[str]) -> ModelNotAvailableError:
 def _prepared_before(prepared: Path) -> Path:
     if prepared.is_dir() and not missing_files(prepared):
         return prepared
-    raise _SourceFailedError(f"cache: {prepared} is not there")
+    raise _SourceFailedError(f"cache: {prepared} does not exist")
 
 
 def _from_hub(name: str, report: OnProgress) -> Path:
@@ -218,7 +218,7 @@ def _in_hub_cache(name: str) -> Path:
         try:
             found = Path(snapshot_download(name, local_files_only=True))
         except LocalEntryNotFoundError as error:
-            raise _SourceFailedError(f"hub's cache: {name} was not downloaded yet") from error
+            raise _SourceFailedError(f"hub's cache: {name} has not been downloaded") from error
     if missing := missing_files(found):
         raise _SourceFailedError(f"hub's cache: {name} lacks {', '.join(missing)}")
     return found
@@ -365,7 +365,7 @@ def main() -> None:
     )
     parser.add_argument("name", help=f"a local directory or a hub id, such as {SMALL_MODEL}")
     parser.add_argument("--cache", type=Path, default=None, help="where prepared models are kept (default: $ART_CACHE)")
-    parser.add_argument("--check", action="store_true", help="only say where it would be taken from")
+    parser.add_argument("--check", action="store_true", help="only print where it would come from")
     arguments = parser.parse_args()
     if arguments.check:
         try:

@@ -56,7 +56,7 @@ class ModelCard:
         lines = [
             f"# {self.name}",
             "",
-            f"Version {self.step} of `{self.project}/{self.name}`, {self.kind}, trained with ART. The folder holds the tokenizer too.",
+            f"Version {self.step} of `{self.project}/{self.name}`, {self.kind}, trained with ART. The folder includes the tokenizer.",
             "",
         ]
         if self.rank is not None and self.base_source != self.base_model:
@@ -94,7 +94,7 @@ class ModelCard:
             base = shlex.quote(self.base_source) if here else "base"
             return [
                 *lines,
-                "With llama.cpp, whose repository has the two scripts:",
+                "With llama.cpp (the two scripts are in its repository):",
                 "",
                 "```bash",
                 *([] if here else [f"hf download {shlex.quote(self.base_source)} --local-dir base"]),
@@ -103,11 +103,11 @@ class ModelCard:
                 "llama-server -m base.gguf --lora adapter.gguf",
                 "```",
                 "",
-                "With Ollama: export it with `--merged`; the README of that folder has the lines.",
+                "With Ollama: export it with `--merged`; the README in that folder has the commands.",
             ]
         return [
             *lines,
-            "With llama.cpp, whose repository has the script:",
+            "With llama.cpp (the script is in its repository):",
             "",
             "```bash",
             f"python convert_hf_to_gguf.py {folder} --outfile model.gguf",

@@ -100,7 +100,7 @@ def export_model(
 
 def _find(settings: Settings, model: str) -> RegisterModel:
     if not settings.database_path.exists():
-        raise NotFoundError(f"There is no run in {settings.path}. Name another --path.", param="path")
+        raise NotFoundError(f"{settings.path} contains no run. Pass another --path.", param="path")
     db = open_database(settings.database_path)
     try:
         known = RunStore(db).list_models()

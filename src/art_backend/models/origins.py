@@ -136,7 +136,7 @@ def _fork(
         )
     if source.full_finetune:
         raise ModelNotAvailableError(
-            f"{what} is fully fine-tuned and has no adapter. Export it, and take the folder as base_model.",
+            f"{what} is fully fine-tuned and has no adapter. Export it, and use that folder as base_model.",
             param="init_adapter",
         )
     _check_shape(_read_config(directory), spec.lora, f"{what}@{number}")

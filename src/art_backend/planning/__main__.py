@@ -33,7 +33,7 @@ def parse_size(text: str) -> int:
 
 
 def main(
-    model: Annotated[str, typer.Option(help="A local directory, or a hub id.")],
+    model: Annotated[str, typer.Option(help="A local directory or a hub id.")],
     gpu_memory: Annotated[str | None, typer.Option(help="Memory of one device, such as 24GB.")] = None,
     context: Annotated[int, typer.Option(min=16, help="Longest prompt plus completion, in tokens.")] = 4096,
     lora_rank: Annotated[int, typer.Option(min=1, max=512, help="Rank of the adapter.")] = 16,
@@ -43,7 +43,7 @@ def main(
         bool, typer.Option("--gradient-checkpointing", help="Compute activations again.")
     ] = False,
     optimizer: Annotated[Optimizer, typer.Option(help="Optimiser.")] = Optimizer.ADAMW,
-    placement: Annotated[Literal["colocated", "dedicated"], typer.Option(help="One device, or two.")] = "colocated",
+    placement: Annotated[Literal["colocated", "dedicated"], typer.Option(help="One device or two.")] = "colocated",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print what training a model takes, and whether it fits. Exits with 1 if it does not."""

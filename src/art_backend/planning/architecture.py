@@ -37,12 +37,12 @@ def check_proven(directory: Path, name: str) -> None:
         problems = _differences(directory) if kind in PROVEN else [f"model_type={kind!r}"]
     except (OSError, ValueError, TypeError, KeyError, StrictDataclassError) as error:
         raise ModelNotAvailableError(
-            f"base_model: {directory / 'config.json'} is not the configuration of a model: {error!r}. Write it with save_pretrained.",
+            f"base_model: {directory / 'config.json'} is not a model configuration: {error!r}. Write it with save_pretrained.",
             param="base_model",
         ) from error
     if problems:
         raise ModelNotAvailableError(
-            f"base_model: {name!r} cannot be trained: {'; '.join(problems)}. The tests prove that engine and trainer agree for "
+            f"base_model: {name!r} cannot be trained: {'; '.join(problems)}. Tests verify that engine and trainer agree for "
             f"{', '.join(PROVEN)} models. Choose one of these, such as Qwen/Qwen2.5-1.5B-Instruct.",
             param="base_model",
         )

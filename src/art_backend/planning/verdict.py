@@ -76,12 +76,12 @@ def check_training(
         BadRequestError: It does not fit; the message says what would.
     """
     if isinstance(options, TrainOptions) and options.trainer is TrainerKind.TRL:
-        _log.info("The memory of TRL's trainer is not planned.")
+        _log.info("ART cannot plan the memory of TRL's trainer.")
         return
     try:
         architecture = parse_config(json.loads((base_path / "config.json").read_text()), base_model)
     except BadRequestError as error:
-        _log.info("Training %s is not planned: %s", base_model, error.message)
+        _log.info("No memory plan for training %s: %s", base_model, error.message)
         return
     by_unsloth = not full and find_spec("unsloth") is not None  # which trains one row at a time
     reinforced = isinstance(options, TrainOptions)
@@ -122,7 +122,7 @@ def find_remedy(found: MemoryPlan) -> Remedy | None:
     lean = leanest(found.wanted)
     needed = smallest_device(lean)
     return Remedy(
-        f"Take a device of {needed // GIB} GB or more (with gradient_checkpointing=True and "
+        f"Use a device with {needed // GIB} GB or more (with gradient_checkpointing=True and "
         f"micro_batch_tokens={found.wanted.context}), or a smaller model.",
         plan(replace(lean, device_bytes=needed)),
     )
@@ -154,7 +154,7 @@ def _changes(wanted: Wanted) -> Iterator[tuple[str, Wanted]]:
     if not wanted.gradient_checkpointing:
         wanted = replace(wanted, gradient_checkpointing=True)
         passes = f" and micro_batch_tokens={wanted.batch_tokens}" if wanted.batch_tokens else ""
-        yield f"Train with gradient_checkpointing=True{passes}: activations are computed again.", wanted
+        yield f"Train with gradient_checkpointing=True{passes}: activations are recomputed.", wanted
     if wanted.pass_tokens > wanted.context:
         wanted = replace(wanted, batch_tokens=wanted.context)
         yield f"Train with gradient_checkpointing=True and micro_batch_tokens={wanted.context}.", wanted
@@ -178,6 +178,6 @@ def _changes(wanted: Wanted) -> Iterator[tuple[str, Wanted]]:
             )
     if wanted.placement == "colocated":
         yield (
-            f"Give engine and trainer a device each (--engine-devices 0 --trainer-devices 1), with {settings}.",
+            f"Give engine and trainer one device each (--engine-devices 0 --trainer-devices 1), with {settings}.",
             replace(wanted, placement="dedicated"),
         )

@@ -91,7 +91,7 @@ def train(spec: TrainReward) -> LoadedReward:
     """
     output = Path(spec.output).absolute()
     if output.exists():
-        raise BadRequestError(f"{output} exists; give a directory that does not.", param="output")
+        raise BadRequestError(f"{output} already exists. Choose a new directory.", param="output")
     base = find_base_model(spec.base_model)
     tokenizer: Any = AutoTokenizer.from_pretrained(base)
     if tokenizer.pad_token is None:

@@ -23,7 +23,7 @@ class ServiceCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from self._engines()
         yield from self._models()
-        up = GaugeMetricFamily("art_process_up", "Whether a child process lives.", labels=["process"])
+        up = GaugeMetricFamily("art_process_up", "Whether a child process is alive.", labels=["process"])
         for process in self._service.health().processes:
             up.add_metric([process.name], float(process.state in ("ready", "paused")))
         yield up
@@ -34,7 +34,7 @@ class ServiceCollector(Collector):
             "Time since the first call: busy with calls, idle waiting for environments, paused for training.",
             labels=["engine", "state"],
         )
-        calls = GaugeMetricFamily("art_engine_calls", "Model calls with the engine.", labels=["engine"])
+        calls = GaugeMetricFamily("art_engine_calls", "Model calls in the engine.", labels=["engine"])
         held = GaugeMetricFamily("art_engine_held_calls", "Model calls that wait for new weights.", labels=["engine"])
         for name, meter in self._service.engines.meters():
             spent = meter.read()
@@ -47,12 +47,12 @@ class ServiceCollector(Collector):
 
     def _replicas(self) -> Iterator[Metric]:
         labels = ["engine", "replica"]
-        calls = GaugeMetricFamily("art_replica_calls", "Model calls that one replica answers now.", labels=labels)
-        rollouts = GaugeMetricFamily("art_replica_rollouts", "Rollouts whose calls go to it.", labels=labels)
-        answers = CounterMetricFamily(
-            "art_replica_answers", "Model calls by how they ended.", labels=[*labels, "outcome"]
+        calls = GaugeMetricFamily("art_replica_calls", "Model calls that a replica is answering.", labels=labels)
+        rollouts = GaugeMetricFamily("art_replica_rollouts", "Rollouts routed to the replica.", labels=labels)
+        answers = CounterMetricFamily("art_replica_answers", "Model calls by outcome.", labels=[*labels, "outcome"])
+        restarts = CounterMetricFamily(
+            "art_replica_restarts", "Times the replica died and was restarted.", labels=labels
         )
-        restarts = CounterMetricFamily("art_replica_restarts", "Times it died and was started again.", labels=labels)
         for engine, member in self._service.engines.members():
             if not member.label:  # the only one: what the engine does is what it does
                 continue
@@ -65,7 +65,7 @@ class ServiceCollector(Collector):
         yield from (calls, rollouts, answers, restarts)
 
     def _models(self) -> Iterator[Metric]:
-        version = GaugeMetricFamily("art_policy_version", "The version that is served.", labels=["project", "model"])
+        version = GaugeMetricFamily("art_policy_version", "Policy version being served.", labels=["project", "model"])
         staleness = HistogramMetricFamily(
             "art_trained_token_staleness",
             "Trained tokens by the policy versions between their sampling and their training.",

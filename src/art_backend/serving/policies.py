@@ -120,8 +120,8 @@ class EngineHost:
                 await self._bury()
             if self._deaths > MAX_RESTARTS:
                 raise EngineFailedError(
-                    f"The engine died {self._deaths} times in a row and is not started again. See its log: "
-                    f"{self.settings.log_path}. Restart the service when the cause is removed.",
+                    f"The engine died {self._deaths} times in a row and will not be restarted. See its log: "
+                    f"{self.settings.log_path}. Fix the cause, then restart the service.",
                     permanent=True,
                 )
             try:

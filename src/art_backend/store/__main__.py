@@ -18,7 +18,7 @@ def main() -> None:
     directory, *rollouts = sys.argv[1:]
     database = Settings(path=Path(directory)).database_path
     if not database.is_file():
-        sys.exit(f"There is no run in {directory}.")
+        sys.exit(f"{directory} contains no run.")
     with closing(open_database(database)) as db:
         captures = CaptureStore(db)
         try:

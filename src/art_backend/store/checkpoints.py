@@ -125,7 +125,7 @@ class CheckpointStore:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise self._corrupt(step, f"its {MANIFEST} cannot be read ({error})") from error
         if damaged:
-            raise self._corrupt(step, f"these files are missing or were changed: {', '.join(sorted(damaged))}")
+            raise self._corrupt(step, f"these files are missing or changed: {', '.join(sorted(damaged))}")
         return path
 
     def prune(self, keep: Collection[int]) -> list[int]:
@@ -169,9 +169,9 @@ class CheckpointStore:
     def _corrupt(self, step: int, what: str) -> StorageFailedError:
         older = [other for other in self.steps() if other < step]
         remedy = (
-            f"Move {self.path(step)} away to go on from step {older[-1]}"
+            f"Move {self.path(step)} away to continue from step {older[-1]}"
             if older
-            else f"Move {self.path(step)} away to start again from the base model"
+            else f"Move {self.path(step)} away to restart from the base model"
         )
         return StorageFailedError(
             f"The checkpoint of step {step} is damaged: {what}. {remedy}, or restore it from a backup."
@@ -184,7 +184,7 @@ class CheckpointStore:
         except OSError as error:
             raise StorageFailedError(
                 f"{doing[0].upper()}{doing[1:]} failed: {error}. Free space on, or get write access to, {self.directory} "
-                "and try again; the checkpoints in it are whole."
+                "and try again; the checkpoints in it are intact."
             ) from error
 
 

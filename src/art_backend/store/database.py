@@ -41,7 +41,7 @@ def explain_damage(error: sqlite3.DatabaseError, directory: Path | None = None) 
     """Say what to do about a database that cannot be read."""
     return StorageFailedError(
         f"The database{f' in {directory}' if directory else ''} cannot be read: {error}. If it is damaged, restore it from a backup, or move it "
-        "away to begin with an empty one; models are then registered again and go on from their checkpoints."
+        "away to start with an empty one; models then register again and continue from their checkpoints."
     )
 
 

@@ -115,12 +115,12 @@ class ChatRenderer:
         """
         if not self.speaks_plainly:
             raise BadRequestError(
-                "messages: this model's answers cannot be begun in its own notation.", param="messages"
+                "messages: answers of this model cannot be prefilled in its own notation.", param="messages"
             )
         ids = self.encode(text)
         if any(self.detokenizer.is_special(i) for i in ids):
             raise BadRequestError(
-                "messages: the beginning of an answer must not spell a control token; leave it out.", param="messages"
+                "messages: a prefilled answer must not contain a control token; leave it out.", param="messages"
             )
         return [*self.encode(f"\n{END_THINK}\n\n"), *ids] if self.opens_thinking(prompt) else ids
 
@@ -307,7 +307,7 @@ class ChatRenderer:
         if self.notation is not None:
             return None
         if self._family is not None:
-            return "Calls of this model cannot be forced by tool_choice: its chat template writes their ids, not their names."
+            return "tool_choice cannot force a call of this model: its chat template writes call ids instead of names."
         return (
             "The chat template of this model does not write tool calls in a way that can be read back. Calls are looked for"
             f" in the notation {HERMES.mark}{{JSON}}{HERMES.end}, and tool_choice cannot force any."

@@ -163,10 +163,12 @@ def _find_spoken(messages: Sequence[Message], wanted: list[int] | None) -> set[i
     spoken = {i for i, message in enumerate(messages) if message["role"] == "assistant"}
     if wanted is None:
         if not spoken:
-            raise BadRequestError("messages: none is the assistant's, so there is nothing to learn.", param="messages")
+            raise BadRequestError(
+                "messages: no message is the assistant's, so there is nothing to learn.", param="messages"
+            )
         return spoken
     if wrong := sorted(set(wanted) - spoken):
-        raise BadRequestError(f"trained: message {wrong[0]} is not one of the assistant's.", param="trained")
+        raise BadRequestError(f"trained: message {wrong[0]} is not the assistant's.", param="trained")
     if not wanted:
         raise BadRequestError("trained: is empty, so there is nothing to learn.", param="trained")
     return set(wanted)

@@ -88,7 +88,7 @@ class Learner:
         if self.state.optimizer_steps:
             raise BadRequestError(
                 f"optimizer={kind.value!r}: the first {self.state.optimizer_steps} updates of this model were made by "
-                f"{self.optimizer.kind.value!r}, whose moments are in its checkpoints. Go on with that one.",
+                f"{self.optimizer.kind.value!r}, whose moments are in its checkpoints. Continue with that optimizer.",
                 param="options.optimizer",
             )
         self.optimizer = make_optimizer(kind, self.policy.weights)
@@ -110,7 +110,7 @@ class Learner:
             if state.nonfinite_in_a_row >= MAX_NONFINITE:
                 raise TrainerFailedError(
                     f"The gradient was not finite {MAX_NONFINITE} times in a row. Lower the learning rate, or look for extreme "
-                    "rewards; the last checkpoint is whole."
+                    "rewards; the last checkpoint is intact."
                 )
             return norm
         if norm > options.max_grad_norm:

@@ -272,7 +272,7 @@ def _check_options(options: TrainOptions) -> None:
         asked.append("epsilon")
     if asked:
         raise BadRequestError(
-            f"trainer='trl' with algorithm={options.algorithm.value!r} cannot honour {', '.join(asked)}. Leave that out, or choose "
+            f"trainer='trl' with algorithm={options.algorithm.value!r} does not support {', '.join(asked)}. Leave that out, or choose "
             "trainer='art'.",
             param=f"options.{asked[0].split()[0]}",
         )

@@ -117,7 +117,7 @@ def _serve(commands: "queue.Queue[dict[str, Any]]", events: _Events) -> None:
             events.send("error", code=error.code, message=error.message, param=error.param)
         except MemoryError:
             _log.exception("Out of memory")
-            message = "The trainer ran out of memory. Lower micro_batch_tokens, or give it more memory."
+            message = "The trainer ran out of memory. Lower micro_batch_tokens, or free memory for it."
             events.send("error", code=ErrorCode.TRAINER_FAILED, message=message, param=None)
         except Exception as error:  # noqa: BLE001
             # The last line of defence of a long-lived process: whatever a step raises is an answer, not an exit.

@@ -54,7 +54,7 @@ class BodyReader:
                         retry_after_s=5,
                     )
         except ClientDisconnect as error:
-            raise BadRequestError("The request ended before its body.") from error
+            raise BadRequestError("The connection closed before the whole body arrived.") from error
         finally:
             self._reading[sender] -= len(body)
             if not self._reading[sender]:

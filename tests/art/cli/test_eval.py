@@ -110,10 +110,13 @@ def test_failures_are_shown_and_nothing_at_all_is_an_exit_code(workplace, endpoi
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["nowhere:rollout", "--scenarios", "scenarios.jsonl", "--model", "http://h/v1#m"], "no module 'nowhere'"),
+        (
+            ["nowhere:rollout", "--scenarios", "scenarios.jsonl", "--model", "http://h/v1#m"],
+            "no module named 'nowhere'",
+        ),
         (["{module}:nothing", "--scenarios", "scenarios.jsonl", "--model", "http://h/v1#m"], "has no 'nothing'"),
         (["{module}:rollout", "--scenarios", "gone.jsonl", "--model", "http://h/v1#m"], "no file gone.jsonl"),
-        (["{module}:rollout", "--scenarios", "bad.jsonl", "--model", "http://h/v1#m"], "line 2 is no JSON"),
+        (["{module}:rollout", "--scenarios", "bad.jsonl", "--model", "http://h/v1#m"], "line 2 is not valid JSON"),
         (["{module}:rollout", "--scenarios", "scenarios.jsonl", "--model", "http://h/v1#"], "write URL#NAME"),
     ],
 )

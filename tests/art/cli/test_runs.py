@@ -78,7 +78,7 @@ def test_a_model_of_another_directory_names_it(art_path: Path) -> None:
     assert find_model("pupil@2", home, "MODEL", local=True) == ("games", "pupil", 2)
     result = CliRunner().invoke(app, ["delete", "pupil", "--yes", "--path", str(art_path)])
     assert result.exit_code == 1
-    assert f"give --path {home}" in result.stderr
+    assert f"pass --path {home}" in result.stderr
     assert (home / "games/models/pupil/history.jsonl").exists()
 
 
@@ -88,7 +88,7 @@ def test_a_step_may_stand_in_the_name_or_behind_it(art_path: Path) -> None:
         for words in (["pupil@9"], ["pupil", "9"])
     ]
     assert shown[0] == shown[1]
-    assert "No rollouts of step 9" in shown[0]
+    assert "No rollouts were logged at step 9" in shown[0]
     twice = CliRunner().invoke(app, ["show", "pupil@9", "9", "--path", str(art_path)])
     assert twice.exit_code == 2
 

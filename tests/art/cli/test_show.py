@@ -88,8 +88,8 @@ def test_a_rollout_is_read_with_its_reward_and_metrics(art_path: Path) -> None:
     ("arguments", "expected"),
     [
         (["nobody"], "No model is named 'nobody' in {path}. Models there: games/pupil."),
-        (["pupil", "9"], "No rollouts of step 9 were logged for games/pupil. Logged steps: train 1-3; val 0."),
-        (["pupil", "0"], "Step 0 has no rollouts of split 'train', only of val: give --split val."),
+        (["pupil", "9"], "No rollouts were logged at step 9 for games/pupil. Logged steps: train 1-3; val 0."),
+        (["pupil", "0"], "Step 0 has no rollouts of split 'train', only of val: pass --split val."),
         (["pupil", "2", "7"], "Step 2 has rollouts 1 to 3 of split 'train', not 7."),
         (
             ["pupil", "--metric", "reward"],

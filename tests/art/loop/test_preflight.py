@@ -92,7 +92,7 @@ async def test_a_broken_agent_is_told_apart_from_a_hard_task(make_model):
             False,
             "9 answers cannot be trained: it was sampled greedily",
         ),
-        ({"uncaptured": 32}, False, "no call of the model was captured"),
+        ({"uncaptured": 32}, False, "have no captured model call"),
         ({"truncated_share": 0.5}, True, "max_seq_length"),
         ({"cut_share": 0.5}, True, "max_tokens"),
         ({"seconds_max": 9.0}, True, "max_staleness"),

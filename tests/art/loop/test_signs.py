@@ -53,7 +53,10 @@ async def test_a_run_logs_the_share_and_tells_the_signs(make_model, backend, rea
     count, model = iter(range(100)), await make_model()
     await art.train(model, rollout, range(6), groups_per_step=1, group_size=4, show_progress=False)
     assert [row[DISTINCT] for row in read_history(model)] == [1.0] * 3 + [0.25] * 3
-    assert "warning: Answers grow alike: 25 % of a step's answers are different, 100 %" in capsys.readouterr().err
+    assert (
+        "warning: Answers become alike: 25 % of a step's answers are distinct, down from 100 %"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("entropy", [1.0, 0.6])
@@ -72,5 +75,5 @@ def test_a_resumed_run_remembers_its_beginning():
     for _ in range(3):
         signs.measure([], {ENTROPY: 0.4})
     (warning,) = signs.warnings()
-    assert warning.startswith("Entropy fell by more than half: 0.4 nats per token, 1 at the beginning.")
+    assert warning.startswith("Entropy fell by more than half: 0.4 nats per token, down from 1 at the start.")
     assert "kl_penalty_coef" in warning

@@ -335,7 +335,7 @@ async def test_a_trainer_that_dies_is_given_its_groups_again_and_not_for_ever(ma
     batches = backend.scenarios()
     assert batches[0] == batches[1] == batches[2], "the same groups"
     assert sorted(itertools.chain.from_iterable(batches[2:])) == [0, 1, 2, 3]
-    assert capsys.readouterr().err.count("step 1 is tried again, as the trainer failed: the trainer was ended") == 2
+    assert capsys.readouterr().err.count("step 1 runs again because the trainer failed: the trainer was ended") == 2
     last_death, backend.batches = 10**6, []
     with pytest.raises(TrainerFailedError, match="SIGKILL"):
         await art.train(await make_model(), make_rollout(), range(4, 100), **SMALL)
@@ -352,7 +352,7 @@ async def test_a_model_is_trained_by_one_loop_at_a_time(make_model, backend):
     model = await make_model()
     first = asyncio.create_task(art.train(model, make_rollout(wait), range(2), **SMALL))
     await first_runs.wait()
-    with pytest.raises(ConflictError, match="'m' of project 'p' is being trained already"):
+    with pytest.raises(ConflictError, match="'m' of project 'p' is already being trained"):
         await art.train(await make_model(), make_rollout(), range(2), **SMALL)
     over.set()
     assert (await first).step == 1

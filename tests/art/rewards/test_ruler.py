@@ -79,8 +79,8 @@ async def test_long_trajectories_are_cut_in_their_middles_and_say_so(capsys):
     await ruler(lists, judge, max_characters=3000)
     text = judge.asked[0][1]["content"]
     assert len(text) < 3600
-    assert all(part in text for part in ("BEGINxxx", "xxxEND", "short, whole", "47,0", "characters were left out"))
-    assert "RULER left out 47,0" in capsys.readouterr().err
+    assert all(part in text for part in ("BEGINxxx", "xxxEND", "short, whole", "47,0", "characters omitted"))
+    assert "RULER omitted 47,0" in capsys.readouterr().err
     assert lists == kept, "what was given is as before"
 
 

@@ -130,7 +130,7 @@ def identify_by(captures):
             return Identity("model", project="p", model="m")
         info = captures.get(rollout) if key == SERVICE_KEY else captures.find_by_key(key or "")
         if info is None or (rollout is not None and info.id != rollout):
-            raise UnauthorizedError("This API key is not known to the service.")
+            raise UnauthorizedError("The service does not know this API key.")
         return Identity("rollout", project="p", model="m", rollout=info.id)
 
     return identify

@@ -60,7 +60,7 @@ def test_what_fits_only_just_is_logged(base, caplog):
 def test_what_is_not_planned_is_said(base, caplog):
     caplog.set_level(logging.INFO)
     check(base, 1, TrainOptions(trainer=TrainerKind.TRL))
-    assert "TRL's trainer is not planned" in caplog.text
+    assert "cannot plan the memory of TRL's trainer" in caplog.text
     (base / "config.json").write_text('{"model_type": "mamba"}')
     check(base, 1, TrainOptions())
     assert "Training it is not planned: model: the memory of mamba models" in caplog.text

@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_told_with_a_remedy_that_does():
     assert remedy.plan.fits
     beyond = find_remedy(plan(Wanted(KNOWN["Qwen2.5-72B"], 24 * GIB)))
     assert beyond is not None
-    assert "Take a device of" in beyond.text
+    assert "Use a device with" in beyond.text
     assert beyond.plan.fits
 
 

@@ -114,7 +114,7 @@ def test_damage_is_reported_with_what_to_do(store, damage):
     with pytest.raises(StorageFailedError) as caught:
         store.verify(2)
     assert "step 2 is damaged" in caught.value.message
-    assert "to go on from step 1" in caught.value.message
+    assert "to continue from step 1" in caught.value.message
     assert store.verify(1)
 
 

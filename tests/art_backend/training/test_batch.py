@@ -148,7 +148,7 @@ def test_a_trajectory_in_which_nothing_was_sampled_counts_only_in_the_baseline(m
 def test_a_step_of_nothing_but_those_is_an_empty_one(rewards):
     batch = build([[ScoredTrajectory(r, []) for r in rewards]])
     assert batch.members == []
-    assert "No trajectory holds a token that was sampled here." in batch.reason
+    assert "No trajectory holds a token that this service sampled." in batch.reason
     assert batch.metrics["data/step_num_trajectories_without_tokens"] == 2
     assert batch.metrics["data/rows_per_trajectory"] == 0.0
 

@@ -120,8 +120,8 @@ def test_a_family_with_a_renderer_of_its_own():
 @pytest.mark.parametrize(
     ("conversation", "param", "message"),
     [
-        ({"messages": [CHAT[1]]}, "messages", "none is the assistant's"),
-        ({"messages": CHAT, "trained": [1]}, "trained", "message 1 is not one of the assistant's"),
+        ({"messages": [CHAT[1]]}, "messages", "no message is the assistant's"),
+        ({"messages": CHAT, "trained": [1]}, "trained", "message 1 is not the assistant's"),
         ({"messages": CHAT, "trained": []}, "trained", "is empty"),
         ({"messages": [{"role": "owl"}]}, "messages.0.role", "must be one of"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content", "must be a string"),

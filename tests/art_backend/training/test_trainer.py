@@ -254,7 +254,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_and_three_in_a_row_are_an_erro
 
 def test_an_update_that_ruins_the_model_is_not_saved(setup, honest):
     trainer = Trainer(setup)
-    with pytest.raises(TrainerFailedError, match="not finite; nothing was saved"):
+    with pytest.raises(TrainerFailedError, match="non-finite; nothing was saved"):
         trainer.train(step_of(honest, learning_rate=1e30))
     assert CheckpointStore(setup.checkpoints).latest_step() == 0
     assert trainer.train(step_of(honest)).trained
@@ -302,14 +302,14 @@ def test_a_damaged_checkpoint_stops_the_trainer_with_advice(setup, make_groups):
     with (checkpoint / "adapter_model.safetensors").open("r+b") as file:
         file.seek(-1, 2)
         file.write(b"\xff")
-    with pytest.raises(StorageFailedError, match=r"step 1 is damaged.*adapter_model.*start again from the base model"):
+    with pytest.raises(StorageFailedError, match=r"step 1 is damaged.*adapter_model.*restart from the base model"):
         Trainer(setup).train(step_of(make_groups(), 2))
     assert CheckpointStore(setup.checkpoints).steps() == [1]
     checkpoint.rename(setup.checkpoints.parent / "damaged")  # as it advises
     assert Trainer(setup).train(step_of(make_groups(), 1)).trained
     second = Trainer(setup).train(step_of(make_groups(), 2)).checkpoint
     (second / "optimizer.safetensors").unlink()
-    with pytest.raises(StorageFailedError, match=r"step 2 is damaged.*optimizer.*to go on from step 1"):
+    with pytest.raises(StorageFailedError, match=r"step 2 is damaged.*optimizer.*to continue from step 1"):
         Trainer(setup).train(step_of(make_groups(), 3))
     second.rename(setup.checkpoints.parent / "damaged too")
     assert Trainer(setup).train(step_of(make_groups(), 2)).trained
@@ -391,5 +391,5 @@ def test_unknown_log_probabilities_are_the_policys_own(setup, honest, tmp_path):
     torch.testing.assert_close(ours["exp_avg"], theirs["exp_avg"], rtol=1e-4, atol=1e-7)
     assert (known.metrics["data/step_recomputed_tokens"], known.warnings) == (0, [])
     assert unknown.metrics["data/step_recomputed_tokens"] == 24
-    assert "6 trajectories came without the log-probabilities" in unknown.warnings[0]
+    assert "6 trajectories came without sampling log-probabilities" in unknown.warnings[0]
     assert "offpolicy/logprob_gap_mean" not in unknown.metrics, "there is nothing to compare with"

@@ -109,7 +109,7 @@ def test_epochs_without_a_signal_and_a_single_row(setup, make_row):
     ],
 )
 def test_what_it_cannot_honour_is_refused(setup, groups, options, name):
-    with pytest.raises(BadRequestError, match=f"cannot honour {name}.*trainer='art'") as caught:
+    with pytest.raises(BadRequestError, match=f"does not support {name}.*trainer='art'") as caught:
         Trainer(setup).train(step_of(groups, trainer="trl", **options))
     assert caught.value.param == f"options.{name.split()[0]}"
 

@@ -85,7 +85,7 @@ def _read_begun(request: ChatRequest) -> tuple[list[Message], str]:
     messages, last = read_messages(request.messages), len(request.messages) - 1
     marked = [i for i, message in enumerate(request.messages) if message.get("prefix") is True]
     if marked and marked != [last]:
-        raise wrong(f"messages.{marked[0]}.prefix", "only the last message can begin the answer")
+        raise wrong(f"messages.{marked[0]}.prefix", "only the last message can prefill the answer")
     begun = request.continue_final_message or bool(marked)
     if request.add_generation_prompt is not None and request.add_generation_prompt == begun:
         raise wrong("add_generation_prompt", "must be false with continue_final_message, and true without")

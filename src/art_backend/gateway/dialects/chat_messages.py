@@ -41,7 +41,7 @@ def split_begun(messages: list[Message], where: str) -> tuple[list[Message], str
     """
     last = messages[-1]
     if last["role"] != "assistant" or last.keys() & {"tool_calls", "reasoning_content"}:
-        raise wrong(where, "an answer can only begin with a last message of the assistant that holds text alone")
+        raise wrong(where, "to prefill an answer, the last message must be the assistant's and contain only text")
     return messages[:-1], last["content"]
 
 
@@ -115,7 +115,7 @@ def _read_parts(content: Any, where: str) -> list[str]:
     for i, part in enumerate(content):
         text = part.get("text", part.get("refusal")) if isinstance(part, dict) else part
         if not isinstance(text, str):
-            raise wrong(f"{where}.{i}", "only text parts are supported by this model")
+            raise wrong(f"{where}.{i}", "this model supports only text parts")
         texts.append(text)
     return texts
 

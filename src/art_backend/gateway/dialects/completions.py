@@ -64,7 +64,7 @@ def read_call(body: dict[str, Any], _: object = None) -> Call:
     """
     request = CompletionsRequest.read(body)
     if request.echo and request.logprobs is not None:
-        raise wrong("echo", "log-probabilities of the prompt are not available")
+        raise wrong("echo", "prompt log-probabilities are not supported")
     if request.add_special_tokens is False:
         raise wrong("add_special_tokens", "false is not supported; send the prompt as ids")
     if request.best_of not in (None, 1, request.n):

@@ -48,9 +48,9 @@ def read_form(choice: Any, tools: Toolbox, words: Demand, *, parallel: bool | No
     else:
         raise wrong("tool_choice", "must be 'auto', 'none', 'required', or name a function")
     if unknown := sorted((allowed or set()) - tools.fields.keys()):
-        raise wrong("tool_choice", f"names {unknown[0]!r}, which is not among the tools")
+        raise wrong("tool_choice", f"names {unknown[0]!r}, which is not one of the tools")
     if mode == "required" and not tools.fields:
-        raise wrong("tool_choice", "asks for a call, but there are no tools")
+        raise wrong("tool_choice", "requires a tool call, but the request has no tools")
     return Form(
         words=words[0],
         words_field=words[1],

@@ -45,7 +45,7 @@ _EDITING = {
 }
 _BUILTINS = {
     "bash": (
-        "Run a command in a bash session that stays open; restart it where it hangs.",
+        "Run a command in a persistent bash session; restart it if it hangs.",
         _input(command=_TEXT, restart={"type": "boolean"}),
     ),
     "text_editor": (
@@ -59,7 +59,7 @@ _BUILTINS = {
         ),
     ),
     "memory": (
-        "Keep notes for later in files below /memories.",
+        "Keep notes for later in files under /memories.",
         _input(
             "command",
             command=_one_of("view", "create", "str_replace", "insert", "delete", "rename"),

@@ -38,7 +38,7 @@ REFUSED: Mapping[str, Refused] = {
     # what is sampled
     "allowed_token_ids": Refused(_FORM),
     "bad_words": Refused(_FORM),
-    "length_penalty": Refused("there is no beam search; ask for n answers and choose", (*_OFF, 1, 1.0)),
+    "length_penalty": Refused("beam search is not supported; request n answers and choose one", (*_OFF, 1, 1.0)),
     "logit_bias": Refused(_FORM),
     "logits_processors": Refused(_FORM),
     "min_tokens": Refused("ask for a longer answer in the prompt, or " + _FORM, (*_OFF, 0)),
@@ -48,13 +48,13 @@ REFUSED: Mapping[str, Refused] = {
     "vllm_xargs": Refused("leave it out"),
     # what the prompt says
     "background": Refused("wait for the answer, or stream it"),
-    "chat_template_kwargs": Refused("a text is served as it is; use chat completions"),
+    "chat_template_kwargs": Refused("text completions apply no chat template; use chat completions"),
     "chat_template": Refused("save the tokenizer with that template, and register the model from there"),
     "conversation": Refused("use previous_response_id, or send the whole input"),
     "documents": Refused("put the documents into a message"),
     "mm_processor_kwargs": Refused("send text"),
     "prompt": Refused("send the prompt's text as input"),
-    "suffix": Refused("this engine cannot fill in a middle; use a prompt that describes the gap"),
+    "suffix": Refused("this engine does not support fill-in-the-middle; describe the gap in the prompt"),
     "truncate_prompt_tokens": Refused("shorten the prompt before sending it"),
     # what the answer holds
     "audio": Refused("models here speak in text"),
@@ -77,7 +77,7 @@ REFUSED: Mapping[str, Refused] = {
     "max_completion_tokens": Refused(_LIMIT),
     "max_output_tokens": Refused(_LIMIT),
     "max_tokens": Refused(_LIMIT),
-    "n": Refused("this protocol knows one answer a call", (*_OFF, 1)),
+    "n": Refused("this protocol returns one answer per call", (*_OFF, 1)),
     "output_config": Refused(_FORMAT),
     "output_format": Refused(_FORMAT),
     "response_format": Refused(_FORMAT),

@@ -179,7 +179,7 @@ def tell(error: Exception) -> ServiceError:
         _log.error("The database failed", exc_info=error)
         return explain_damage(error)
     if isinstance(error, asyncio.CancelledError):
-        return EngineFailedError("The answer was given up.")
+        return EngineFailedError("The answer was cancelled.")
     _log.error("Unexpected error in a model call", exc_info=error)
     return ServiceError(f"{type(error).__name__}: {error}. The service's log has the traceback.")
 

@@ -106,7 +106,7 @@ class ItemReader:
         kind, turn_id, number = split_item_id(item_id if isinstance(item_id, str) else "")
         turn = self._find_turn(turn_id)
         if turn is None:
-            raise wrong(f"{where}.id", f"no item {item_id!r} of this rollout is known. Send the items themselves")
+            raise wrong(f"{where}.id", f"this rollout has no item {item_id!r}. Send the items themselves")
         message = turn.message
         if kind == "rs":
             self._current(fresh=True)["reasoning_content"] = message.get("reasoning_content", "")

@@ -68,7 +68,7 @@ class _ApplyPatch(_Action):
     @model_validator(mode="after")
     def _needs_diff(self) -> "_ApplyPatch":
         if (self.diff is None) != (self.type == "delete_file"):
-            raise ValueError("a diff is what creating and updating need")
+            raise ValueError("creating and updating need a diff")
         return self
 
 
@@ -86,7 +86,7 @@ class _Builtin:
 
 _BUILTINS = {
     "local_shell": _Builtin("action", _LocalShell, "Run a command on the user's machine.", {"type": "exec"}),
-    "shell": _Builtin("action", _Shell, "Run shell commands, one after the other.", {}),
+    "shell": _Builtin("action", _Shell, "Run shell commands in order.", {}),
     "apply_patch": _Builtin(
         "operation", _ApplyPatch, "Create, update or delete a file; a diff is in the V4A format.", {}
     ),

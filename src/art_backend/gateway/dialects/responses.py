@@ -112,7 +112,7 @@ def _read_messages(request: ResponsesRequest, find_turn: FindTurn, tools: Toolbo
         if turn is None:
             raise wrong(
                 "previous_response_id",
-                f"no response {previous!r} of this rollout is known. Responses are found with the key of their rollout, or of "
+                f"this rollout has no response {previous!r}. Responses are found with the key of their rollout, or of "
                 "their model; otherwise send the whole input",
             )
         # the instructions of an earlier response do not carry over

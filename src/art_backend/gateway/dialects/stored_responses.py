@@ -54,7 +54,7 @@ def add_stored_responses(
         answer.call.plan = answer.call.plan.with_logprobs(wants_logprobs(include))
         answer.call.stream = query.get("stream", "false").lower() == "true"
         if query.get("starting_after") is not None:
-            raise wrong("starting_after", "is not supported; events are sent from the first")
+            raise wrong("starting_after", "is not supported; events are always sent from the first")
         return AnswerResponse(RESPONSES, answer, keep_alive_s)
 
     async def forget(identity: Identity, _: Request, response_id: str) -> Response:
@@ -84,5 +84,5 @@ def add_stored_responses(
     one = f"{prefix}/responses/{{response_id}}"
     extra = request_body(ResponsesRequest)
     router.add_api_route(f"{prefix}/responses/input_tokens", count, methods=["POST"], openapi_extra=extra)
-    router.add_api_route(one, endpoint(retrieve, "A stored response, whole or as its events."), methods=["GET"])
-    router.add_api_route(one, endpoint(forget, "Forget a response; its turn stays."), methods=["DELETE"])
+    router.add_api_route(one, endpoint(retrieve, "Retrieve a stored response, whole or as events."), methods=["GET"])
+    router.add_api_route(one, endpoint(forget, "Delete a response; its turn is kept."), methods=["DELETE"])

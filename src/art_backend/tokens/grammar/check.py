@@ -69,7 +69,7 @@ class StructureChecker:
             except (OSError, EOFError) as error:  # the child was ended from outside, or hangs
                 self._end()
                 failure = error
-        raise RuntimeError(f"The process that tries structures failed twice: {failure!r}") from failure
+        raise RuntimeError(f"The process that compiles structures failed twice: {failure!r}") from failure
 
     def _ask(self, structure: Structure) -> str | None:
         """Raises OSError or EOFError where the child ended; TimeoutError where it hangs."""
@@ -105,7 +105,7 @@ def _read_line(pipe: IO[bytes]) -> bytes:
     with selectors.DefaultSelector() as selector:  # select() itself knows no files beyond the first 1,024
         selector.register(pipe, selectors.EVENT_READ)
         if not selector.select(ANSWER_TIMEOUT_S):
-            raise TimeoutError(f"the process that tries structures gave no answer in {ANSWER_TIMEOUT_S:g} s")
+            raise TimeoutError(f"the process that compiles structures did not answer within {ANSWER_TIMEOUT_S:g} s")
     line = pipe.readline()
     if not line.endswith(b"\n"):
         raise EOFError

@@ -85,7 +85,7 @@ class AdapterPolicy(Policy):
     def _read(self, directory: Path, targets: Mapping[str, Tensor]) -> None:
         if not (directory / ADAPTER_WEIGHTS).exists():
             raise ModelNotAvailableError(
-                f"{directory} holds no adapter: its model is fully fine-tuned. Register the model as it was.",
+                f"{directory} holds no adapter: its model is fully fine-tuned. Register the model with its original settings.",
                 param="full_finetune",
             )
         tensors = safetensors.torch.load_file(directory / ADAPTER_WEIGHTS)

@@ -54,8 +54,8 @@ class CanaryProbe:
             after = _measure(window, policy)
             if not bool(after.isfinite().all()):
                 raise TrainerFailedError(
-                    "The update gave weights whose log-probabilities are not finite; nothing was saved, and the last version"
-                    " is served as before. Lower learning_rate, or look for extreme rewards."
+                    "The update made log-probabilities non-finite; nothing was saved, and the last version is still"
+                    " served. Lower learning_rate, or look for extreme rewards."
                 )
             shortest = min(MIN_PROMPT, window.size)  # a few tokens are no prompt
             moved = (after - before).abs()[shortest - 1 :]

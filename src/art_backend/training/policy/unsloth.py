@@ -26,7 +26,7 @@ def is_usable() -> bool:
     """Whether models are loaded by Unsloth here; says so once. Importing it without an accelerator raises, so this does not."""
     installed, cuda = find_spec("unsloth") is not None, torch.cuda.is_available()
     if installed and cuda:
-        _log.info("Unsloth loads the model; rows are trained one by one, without shared prefixes.")
+        _log.info("Unsloth loads the model; rows are trained one at a time, without shared prefixes.")
     else:
         missing = "unsloth is not installed" if cuda else "there is no CUDA device"
         _log.info("Plain transformers and PEFT load the model: %s.", missing)

@@ -218,15 +218,15 @@ def _warn_of_unknown(members: Sequence[Member]) -> list[str]:
     if not count:
         return []
     return [
-        f"{count} trajectories came without the log-probabilities that they were sampled with; the policy's own, as it was before"
-        " this step, stand in for them. What another policy sampled is then trained as if it were this one's."
+        f"{count} trajectories came without sampling log-probabilities; the policy's own, from before this step, are used"
+        " instead. Samples of another policy are thus trained as if this one had sampled them."
     ]
 
 
 def _why_nothing(trainable: list[bool], sampled_here: bool, overlong: OverlongRule) -> str:
     if not sampled_here:
         return (
-            "No trajectory holds a token that was sampled here. Let the agent call the rollout's own base_url with its api_key, or"
+            "No trajectory holds a token that this service sampled. Let the agent call the rollout's base_url with its api_key, or"
             " append the sampled choices; shorten prompts that fill the context."
         )
     if not any(trainable):

@@ -53,7 +53,7 @@ def plan_examples(step: SftInput, *, vocabulary: int, max_length: int) -> StepPl
 
 def _rows_of(example: list[TokenRow], where: str, overlong: OverlongRule, vocabulary: int) -> list[TrainingRow]:
     if not example:
-        raise BadRequestError(f"{where} has no token to learn.", param=where)
+        raise BadRequestError(f"{where} has no token to train.", param=where)
     for r, row in enumerate(example):
         check_row(row, f"{where}.rows.{r}", vocabulary)
     # what is imitated is to be said freely, whatever structure and temperature it was sampled under
