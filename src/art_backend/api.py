@@ -85,7 +85,7 @@ def build_rollouts(
 
     @router.post("/rollouts")
     async def create_rollout(body: CreateRollout) -> RolloutInfo:
-        """Make a rollout and its key. The key is told this once."""
+        """Create a rollout and its key. The key is returned only here."""
         require_model(body.project, body.model)
         return captures.create_rollout(body.project, body.model, body.step, body.metadata)
 

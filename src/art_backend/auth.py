@@ -1,4 +1,4 @@
-"""Keys: which doors each opens.
+"""API keys, and what each gives access to.
 
 - The *service key* opens everything. Data-plane calls with it are not captured.
 - A *model key* opens the data plane of one model; its calls are captured as ambient turns. It is derived from the

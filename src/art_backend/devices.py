@@ -1,4 +1,4 @@
-"""The machine's CUDA devices, and where engines and trainer compute: on the same devices in turns, or on devices of their own.
+"""The machine's CUDA devices, and where engines and trainer run: on shared devices in turns, or on separate devices.
 
 The devices are asked from the driver's own tool, so that the service takes none of their memory.
 """
@@ -91,7 +91,7 @@ def visible(devices: Sequence[int], environment: Mapping[str, str] = os.environ)
 
 @dataclass(frozen=True)
 class Placement:
-    """What the service was asked for. Devices are CUDA devices, as the service counts them.
+    """The requested placement. Devices are CUDA devices, as the service counts them.
 
     Raises:
         BadRequestError: The parts contradict each other.

@@ -1,7 +1,7 @@
 """Jobs: long work that starts once, that anyone can watch, and that an idempotency key identifies.
 
 Every event is stored before it is sent, so a client resumes by number after a lost connection or a restart of the service. Work
-that nobody asked for, such as retention, runs in the ``Background``.
+that no request started, such as retention, runs in the ``Background``.
 """
 
 import asyncio
@@ -95,7 +95,7 @@ class JobBoard:
                 return
             try:
                 self._announce(self._runs.append_event(job.id, "progress", progress.model_dump()), job.id)
-            except StorageFailedError as error:  # a step is worth more than news of it
+            except StorageFailedError as error:  # a lost progress event must not fail the step
                 _log.error("Could not report the progress of job %s: %s", job.id, error.message)
 
         try:
@@ -248,5 +248,5 @@ class Background:
 async def _logged(work: Callable[[], Awaitable[None]], message: str) -> None:
     try:
         await work()
-    except Exception:  # noqa: BLE001 — nobody awaits the task, so the log is where its failure shows
+    except Exception:  # noqa: BLE001 — nothing awaits the task, so only the log can show its failure
         _log.exception("%s", message)

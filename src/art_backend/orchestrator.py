@@ -14,7 +14,7 @@ The order, on one device (it must hold; each line is undone by the ``finally`` b
 Proving comes after ``resume`` because a paused engine answers nothing; the gate keeps new requests out until it is done.
 
 With devices of their own (``dedicated``) the trainer takes the step first, while the engine goes on answering. Then the gate
-closes, and the engine is paused for as long as loading the new version takes; nobody sleeps or leaves a device.
+closes, and the engine is paused for as long as loading the new version takes; nothing sleeps or leaves a device.
 """
 
 import asyncio

@@ -24,9 +24,9 @@ LOG_TAIL_LINES = 30
 PULSE_S = 2.0
 """Seconds between two looks at a child that should show life."""
 SILENT_PULSES = 5
-"""Looks without a sign of life after which it is ended."""
+"""Checks without activity after which it is ended."""
 LEAST_WORK_S = 0.02
-"""Processor seconds within ``PULSE_S`` that count as a sign of life."""
+"""CPU seconds within ``PULSE_S`` that count as activity."""
 
 _TIE = """
 import ctypes, os, sys

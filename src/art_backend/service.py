@@ -242,7 +242,7 @@ class Service:
         await asyncio.to_thread(write_back, self.settings.database_path)
 
     async def _forget_old_captures(self) -> None:
-        """Delete rollouts that nobody has used for as long as captures are kept."""
+        """Delete rollouts unused for longer than the retention time."""
         deleted = self.captures.delete_unused(self.settings.capture_retention_days * 86_400)
         if deleted:
             _log.info("%d captured rollouts were older than --capture-retention-days and were deleted", deleted)

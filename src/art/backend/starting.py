@@ -11,7 +11,7 @@ from art.wire import Health
 
 _ASK_S = 0.5
 _SAY_AGAIN_S = 15.0
-"""Seconds without news after which the last line is repeated."""
+"""Seconds without a change after which the last line is repeated."""
 
 
 class StartReport:
@@ -33,7 +33,7 @@ class StartReport:
         while True:
             try:
                 health = await self._ask()
-            except BackendError:  # whoever needs the service gets the error
+            except BackendError:  # the caller that needs the service gets the error
                 return
             doing = {f"base model {name}": line for name, line in health.preparing.items()}
             # The lines of an engine's log are for those who look for a fault.

@@ -63,7 +63,7 @@ def wrap_rollout(model: Model[Any, Any], fn: Callable[P, Awaitable[Trajectory]])
     async def rollout(*args: P.args, **kwargs: P.kwargs) -> Trajectory:
         async with model.rollout() as run, AsyncExitStack() as opened:
             endpoint = _Endpoint(model.get_inference_name(), run.base_url, run.api_key)
-            if run.id is None:  # its calls are seen where they are made
+            if run.id is None:  # its calls are recorded in this process
                 endpoint.clients["http_async_client"] = await opened.enter_async_context(async_http_client())
                 endpoint.clients["http_client"] = opened.enter_context(http_client())
             with _Placed(endpoint):
@@ -90,7 +90,7 @@ class _Placed:
 
 
 def init_chat_model(model: str | None = None, *, model_provider: str | None = "openai", **options: Any) -> Any:
-    """A ``langchain_openai.ChatOpenAI`` of the rollout that is running. Call it inside: each rollout has a key of its own.
+    """Return a ``langchain_openai.ChatOpenAI`` for the current rollout. Call it in each rollout: each has its own key.
 
     Args:
         model: Another name than the model's own, such as that of an earlier version, ``name@step``.

@@ -48,7 +48,7 @@ _warned: set[str] = set()
 
 
 def translate(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with older keywords replaced. Names that nobody knows stay; ours win over older ones.
+    """Return the options with older keywords replaced. Unknown names stay; new names override old ones.
 
     Raises:
         ValueError: A value that the service cannot honour.

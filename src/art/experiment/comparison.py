@@ -27,7 +27,7 @@ _GAP = "offpolicy/logprob_gap_row_max"
 
 
 class PinnedRollout(Protocol):
-    """A rollout function that can be told which policy version acts."""
+    """A rollout function that takes the policy version to use."""
 
     def __call__(self, model: Any, scenario: Any, /, *, step: int | None = None) -> Awaitable[Trajectory]: ...
 

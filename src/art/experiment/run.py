@@ -81,7 +81,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Run:
-    """One training, as it was asked for.
+    """One training run, as requested.
 
     >>> run = Run(example="guess", form="small", seed=1, settings=Settings(steps=4, warm_up=8), directory=Path("run"))
     >>> run.name, run.last_step
@@ -104,7 +104,7 @@ class Run:
     """Inference engine of a backend on this machine."""
     project: str = "examples"
     shares_backend: bool = False
-    """Give the model a name of its own, kept in the directory, since runs of the same name may train on the same backend."""
+    """Give the model a unique name, kept in the directory, since runs of the same name may train on the same backend."""
 
     @property
     def name(self) -> str:
@@ -131,7 +131,7 @@ class Run:
             "group_size": settings.group_size,
             "max_staleness": settings.max_staleness,
             "learning_rate": settings.learning_rate,
-            "eval_scenarios": [],  # ``compare`` tests on scenarios of its own
+            "eval_scenarios": [],  # ``compare`` has its own test scenarios
         }
 
     def open_backend(self) -> RemoteBackend:

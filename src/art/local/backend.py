@@ -136,7 +136,7 @@ class LocalBackend(RemoteBackend):
         elif wanted != self._devices:
             raise ValueError(
                 f"trainer_gpu_ids, inference_gpu_ids: model {model.name!r} asks for {' '.join(wanted)}, but this backend's service "
-                f"has {' '.join(self._devices) or 'no devices of its own for either'}. Use another LocalBackend, with another path."
+                f"has {' '.join(self._devices) or 'no separate devices'}. Use another LocalBackend, with another path."
             )
 
     async def open_model(self, project: str, name: str, step: int | None = None) -> "TrainableModel[Any, Any]":

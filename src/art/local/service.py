@@ -152,7 +152,7 @@ class ServiceProcess:
                 self._ended.wait()
 
     def _bind(self) -> socket.socket:
-        """Reserve a port. Without ``SO_REUSEADDR``, nobody else can bind it, whatever options they set."""
+        """Reserve a port. Without ``SO_REUSEADDR``, no other process can bind it, whatever its options."""
         while True:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))

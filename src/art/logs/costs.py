@@ -35,7 +35,7 @@ class Prices(TypedDict, total=False):
 
 
 def check_prices(prices: Prices) -> None:
-    """Raises TypeError: A price by a name that is none of ``Prices``."""
+    """Raises TypeError: A price name that ``Prices`` does not have."""
     known = Prices.__annotations__
     if unknown := sorted(prices.keys() - known.keys()):
         raise TypeError(f"Unknown prices: {', '.join(unknown)}. Known prices: {', '.join(known)}.")

@@ -15,7 +15,7 @@ def get_repo_root_path() -> str:
 
 
 def get_default_art_path() -> str:
-    """``.art`` in the root of the repository, or here if there is none."""
+    """``.art`` in the root of the repository, or in the working directory outside of one."""
     return os.path.join(get_repo_root_path(), ".art")  # noqa: PTH118
 
 

@@ -119,7 +119,7 @@ class TrackioLogger:
 
     def __init__(self, project: str, name: str) -> None:
         trackio = _load("trackio", "Trackio", "trackio")
-        # Trackio ends the run that is current when another begins; in a context of its own, each model's goes on.
+        # Trackio ends the current run when another starts; in separate contexts, each model's run continues.
         begin = contextvars.Context().run
         self._run: Any = begin(
             trackio.init, project, name=name, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False

@@ -58,7 +58,7 @@ class StepReport:
 
 
 class Observer(Protocol):
-    """Is told what happens."""
+    """Receives the loop's events."""
 
     def training(self, step: int, groups: int) -> None:
         """A step on so many groups begins."""

@@ -115,7 +115,7 @@ def find_reference(item: Any) -> Reference | None:
 
 
 def read_reference(item: Any) -> Mapping[str, Any] | None:
-    """The reference as it was sent, wherever the client or its wrapper keeps fields that it does not know."""
+    """The reference as sent, wherever the client or its wrapper keeps unknown fields."""
     fields = _mapping(vars(item) | (item.model_extra or {}) if isinstance(item, BaseModel) else item)
     for holder in (fields, _mapping(fields.get("provider_specific_fields"))):  # litellm moves them there
         if "turn" in (found := _mapping(holder.get("art"))):

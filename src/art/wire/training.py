@@ -201,7 +201,7 @@ class SftOptions(Wire):
 class TrainSftRequest(Wire):
     """Supervised fine-tuning: batches of examples in the order given, and one new version at the end.
 
-    What was captured is learned as it was sampled, at whatever settings.
+    Captured trajectories are trained by their exact tokens, whatever their sampling settings.
     """
 
     project: Name

@@ -1,4 +1,4 @@
-"""Which of several replicas answers a call: for a rollout always the same, whose cache knows its past; else the least busy."""
+"""Choose the replica that answers a call: for a rollout always the same one, whose cache holds its history; otherwise the least busy."""
 
 import random
 import time
@@ -21,7 +21,7 @@ P = TypeVar("P", bound=Busy)
 
 
 class Homes(Generic[P]):
-    """Remembers where each rollout is at home.
+    """Remembers each rollout's home replica.
 
     A rollout without a home gets the place with the fewest calls; among equals the one that is home to the fewest rollouts, and
     among those any. A home that is not among the given places is forgotten.

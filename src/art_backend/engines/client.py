@@ -1,4 +1,4 @@
-"""Speaks the engine contract of docs/engines.md to any engine: token ids in, token ids and log-probabilities out."""
+"""Client of the engine contract (docs/engines.md), for any engine: token ids in, token ids and log-probabilities out."""
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
@@ -128,7 +128,7 @@ class EngineClient:
         await self._post("/pause", params={"mode": mode})
 
     async def resume(self) -> None:
-        """Go on after ``pause``."""
+        """Continue after ``pause``."""
         await self._post("/resume")
 
     async def is_paused(self) -> bool:
@@ -146,7 +146,7 @@ class EngineClient:
         return bool((await self._ask("GET", "/is_sleeping"))["is_sleeping"])
 
     async def health(self) -> None:
-        """Return if the engine lives and knows our key; costs it nothing."""
+        """Return if the engine is alive and accepts our key; costs it nothing."""
         await self._call("GET", "/health")
 
     async def metrics(self) -> dict[str, float]:

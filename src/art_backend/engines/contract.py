@@ -1,6 +1,6 @@
-"""What the rest of the service knows of an engine: what it can be asked, and the values that go in and come out.
+"""The engine interface that the rest of the service uses: its calls, their inputs and results.
 
-Nobody outside of this folder knows whether one process is behind an engine (``EngineProcess``) or several (``EngineRouter``). The
+Only this folder knows whether one process (``EngineProcess``) or several (``EngineRouter``) run behind an engine. The
 wire format is the subset of vLLM's public HTTP API that docs/engines.md lists.
 """
 
@@ -72,7 +72,7 @@ class Generation:
 
 
 class EngineVerbs(Protocol):
-    """What can be asked of an engine. ``EngineClient`` says what each does and raises."""
+    """The calls of an engine. ``EngineClient`` says what each does and raises."""
 
     async def generate(
         self, model: str, token_ids: Sequence[int], sampling: Sampling, *, rollout: str | None = None

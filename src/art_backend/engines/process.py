@@ -1,6 +1,6 @@
-"""The engine as a child process: started on a socket and with a key of its own, watched, ended by id.
+"""The engine as a child process: started on its own socket with its own key, watched, ended by id.
 
-The socket lies in a directory that only this user can enter, so nobody else can listen there, or connect, at any time.
+The socket is in a directory that only this user can enter, so no other user can ever listen there or connect.
 
 How an engine is started is a ``Launcher``'s business: the embedded engine's is here, others' stand beside it.
 """
@@ -184,7 +184,7 @@ class EngineProcess:
     async def settle(self) -> None:
         """Find out what became of an engine that did not answer; one that can no longer answer is ended.
 
-        Its connections close a moment before its death is seen; and a server may outlive what computes for it.
+        Its connections close a moment before its death is noticed; and a server may outlive its compute process.
         """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._child.wait(), _DEATH_GRACE_S)

@@ -1,4 +1,4 @@
-"""vLLM as the engine: stock, in its own process and, where wished, in a Python of its own; and which engine serves.
+"""vLLM as the engine, unmodified, in its own process and optionally its own Python; and the choice of the engine.
 
 Everything goes through its public surface: its command line, its environment variables, its HTTP API. Seen on vLLM 0.32.
 """
@@ -240,7 +240,7 @@ def _launch(
         env=env,
         defaults=defaults,
         client=client,
-        death_signal=signal.SIGTERM,  # it has processes of its own to end
+        death_signal=signal.SIGTERM,  # so that it can end its own processes
     )
 
 

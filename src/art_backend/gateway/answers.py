@@ -169,7 +169,7 @@ class Answer:
 
     @contextmanager
     def reading(self):
-        """Read the answer. When nobody reads an unfinished answer any more, it is given up and the engine freed."""
+        """Read the answer. An unfinished answer without readers is cancelled, which frees the engine."""
         self._readers += 1
         try:
             yield self

@@ -28,7 +28,7 @@ from art_backend.web.bodies import MAX_CALL_BYTES, BodyReader, parse_body
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 KEEP_ALIVE_S = 10.0
-"""A waiting caller never hears nothing for longer."""
+"""Longest silence towards a waiting caller."""
 
 
 _SURFACES = (
@@ -72,7 +72,7 @@ def build_gateway(
     Args:
         identify: Names the caller by key, and by the rollout of a ``/r/{rollout}/v1`` URL; raises UnauthorizedError.
         limits: How many calls each project may make at the same time.
-        keep_alive_s: Seconds after which a waiting caller gets a sign of life, and again.
+        keep_alive_s: Seconds between keep-alives to a waiting caller.
     """
     taker = TurnTaker(directory, captures, limits or ProjectLimits())
     router = APIRouter(tags=["inference"], route_class=_Direct)

@@ -4,7 +4,7 @@ There are two kinds of evidence that a request was sent before:
 
 - A retry header. It says so, but not which request it repeats: several agents may have sent the same. So a retry gets an answer that
   was made and could not be delivered, each of those once, or else a new one.
-- An idempotency key. It names the request, so whoever sends the same body with it gets its answer, as often as it asks.
+- An idempotency key. It names the request, so each request with the same key and body gets the same answer.
 """
 
 import time
@@ -45,7 +45,7 @@ class RetryWindow(Generic[A]):
         self._keep(digest, _Kept(time.monotonic(), size, digest, answer))
 
     def find_lost(self, digest: bytes) -> A | None:
-        """Give out an answer to this request that could not be delivered; nobody else gets it."""
+        """Return an undelivered answer to this request, once."""
         self._forget()
         if digest not in self._kept:
             return None

@@ -1,6 +1,6 @@
 """Rebuild a GGUF file as a plain directory: bf16 safetensors, configuration, tokenizer.
 
-Runs as a process of its own (``python -m art_backend.models.gguf GGUF DIRECTORY``): it needs about four times the
+Runs in a separate process (``python -m art_backend.models.gguf GGUF DIRECTORY``): it needs about four times the
 model's size for a moment, and the service should not keep that memory.
 """
 

@@ -1,6 +1,6 @@
 """Where a model begins when it does not begin at its base model: another model's checkpoint, or a PEFT adapter on disk.
 
-The new model gets that adapter as a checkpoint of its own. A fork keeps the step's number, the optimiser and the data
+The new model gets that adapter as its own checkpoint. A fork keeps the step's number, the optimiser and the data
 cursor; an adapter from elsewhere becomes step 1 and has a fresh optimiser. ``origin.json`` in the model's directory names
 what it began with, so that the same registration again is harmless and another one is refused.
 """

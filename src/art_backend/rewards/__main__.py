@@ -32,7 +32,7 @@ def main() -> None:
 def _read(lines: "queue.SimpleQueue[str]") -> None:
     for line in sys.stdin:
         lines.put(line)
-    os._exit(0)  # nobody waits for what is under way
+    os._exit(0)  # no caller waits for work in progress
 
 
 def _serve(lines: "queue.SimpleQueue[str]", answers: TextIO) -> None:

@@ -3,7 +3,7 @@
 Invariants:
 
 - A version that somebody holds a lease on stays loaded.
-- Every version has a name of its own, ``{project}/{model}@{step}``, which is never used for other weights. Step 0 is the
+- Every version has a unique name, ``{project}/{model}@{step}``, which is never used for other weights. Step 0 is the
   base model itself.
 - A closed gate grants no new leases. Leases held when it closes stay valid.
 - After an engine's death the next lease starts a new one, with the same adapters.
@@ -337,7 +337,7 @@ class ServedPolicy:
 
 
 class WholePolicy(ServedPolicy):
-    """A fully fine-tuned model on an engine of its own, which holds one version at a time.
+    """A fully fine-tuned model on its own engine, which holds one version at a time.
 
     Completions in flight finish before the weights change, so each is of one version. Versions but the latest are not served.
     """

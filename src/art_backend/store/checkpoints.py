@@ -4,7 +4,7 @@ A checkpoint ``{directory}/{step:04d}`` holds a PEFT adapter (``adapter_config.j
 trainer's state, and ``manifest.json`` with the size and SHA-256 of every file. What is being written, or being deleted,
 lies in a hidden directory beside it until it is whole, or gone; ``kill -9`` leaves nothing but such a leftover.
 
-This module knows files, not tensors: whoever saves passes a function that fills the directory.
+This module knows files, not tensors: the caller passes a function that fills the directory.
 """
 
 import contextlib

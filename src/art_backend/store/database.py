@@ -74,7 +74,7 @@ def add_column(connection: sqlite3.Connection, table: str, column: str, kind: st
 
 
 def write_back(path: Path) -> None:
-    """Move what is in the write-ahead log to the database itself. Call it often, in a thread of its own.
+    """Move what is in the write-ahead log to the database itself. Call it often, in a separate thread.
 
     SQLite would do so within one commit in a hundred, which all callers would then wait for; commits go on beside this.
     """

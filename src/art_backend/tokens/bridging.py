@@ -55,7 +55,7 @@ class Difference:
 
     @classmethod
     def find(cls, write: Write, added_tokens: Mapping[int, AddedToken], *, varies: bool) -> "Difference | None":
-        """``None`` for a template that closes turns with no token of its own; it is rendered as a whole each time."""
+        """``None`` for a template without an end-of-turn token; it is rendered as a whole each time."""
         text = attempt(write, [ASKED, _ANSWERS[0]], None, Setting(), generation_prompt=False)
         if text is None:
             return None

@@ -27,7 +27,7 @@ class Detokenizer:
         self._shown = shown
         self._bytes: dict[int, bytes] = {}
         self.is_byte_level = _spells_bytes(self._backend.decoder)
-        """Whether the text of ids is nothing but their bytes, one after the other."""
+        """Whether the text of ids is just their bytes, concatenated."""
         self._byte_of = _byte_alphabet() if self.is_byte_level else {}
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -76,7 +76,7 @@ class Notation:
 
     @property
     def texts(self) -> str:
-        """All of the constant texts, one after the other."""
+        """All constant texts, concatenated."""
         how = self.parameters
         between = [how.equals, how.join, how.none] if how else []
         return "\n".join([self.open, self.head, self.middle, self.tail, self.separator or "", self.close, *between])
@@ -210,7 +210,7 @@ class _Texts:
 
 
 def _read_objects(body: str, keys: tuple[str, str]) -> tuple[list[ParsedToolCall], str]:
-    """JSON objects, one after the other or in a list."""
+    """JSON objects, in sequence or in a list."""
     calls: list[ParsedToolCall] = []
     at = _skip(body, 0)
     while at < len(body):

@@ -288,7 +288,7 @@ class ChatRenderer:
         return self.detokenizer.decode(prompt[-8:]).rstrip().endswith(THINK)
 
     def mark(self, text: str) -> int | None:
-        """The id of a mark such as ``<tool_call>``, where the tokenizer has it as a token of its own."""
+        """The id of a mark such as ``<tool_call>``, if the tokenizer has a token for it."""
         return self._marks.get(text)
 
     @cached_property

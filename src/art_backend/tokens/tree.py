@@ -302,7 +302,7 @@ class Tree:
 
         Args:
             fed: The ids that the engine was fed.
-            store: Makes the turns durable. If it raises, the tree stays as it was.
+            store: Makes the turns durable. If it raises, the tree is unchanged.
         """
         if prompt.path_ids() != fed:
             raise AssertionError("the prompt's path is not what the engine was fed")

@@ -1,6 +1,6 @@
 """``trainer="trl"``: the update by TRL's ``GRPOTrainer``, fed with captured rows through its public extension points.
 
-Everything around the update stays ours: checks, advantages, overlong policy, canaries, checkpoint, resuming. TRL gets
+Everything around the update stays ART's: checks, advantages, overlong policy, canaries, checkpoint, resuming. TRL gets
 
 - the rows, from ``rollout_func``: prompt and completion ids, and ``env_mask`` (1 = sampled);
 - our advantages, as the values of its reward function. TRL takes the mean of a group off them: all rows are one group, and
@@ -40,7 +40,7 @@ _UNSUPPORTED: dict[str, Any] = {
     "minibatches": 1,
     "micro_batch_tokens": None,
 }
-"""Options that TRL's road cannot honour, and the values that ask for nothing."""
+"""Options that TRL's trainer does not support, with their neutral values."""
 
 
 def check_available(setup: ModelSetup) -> None:

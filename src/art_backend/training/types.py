@@ -63,7 +63,7 @@ AnyInput = StepInput | SftInput
 
 @dataclass(slots=True)
 class Canary:
-    """A question with a known answer, to prove which weights an engine serves.
+    """A prompt with a known log-probability, to verify which weights an engine serves.
 
     After ``token_ids``, the greedy token of the new weights has log-probability ``logprob`` at temperature 1; under the
     previous weights the greedy token's was ``previous_logprob``.

@@ -30,7 +30,7 @@ from art_backend.errors import ServiceError
 from art_backend.training.types import AnyInput, ModelSetup, StepOutput
 
 BEAT_S = 1.0
-"""Seconds between two signs of life."""
+"""Seconds between heartbeats."""
 
 _log = logging.getLogger("art_backend.training.worker")
 
@@ -56,7 +56,7 @@ class _Events:
 
     @contextlib.contextmanager
     def alive(self) -> Iterator[None]:
-        """Say every second that this process lives, while the block runs: a long step is no hang."""
+        """Send a heartbeat every second while the block runs, so that a long step does not count as hung."""
         ended = threading.Event()
 
         def beat() -> None:

@@ -13,7 +13,7 @@ MAX_CALL_BYTES = 16 * 2**20
 """A model call: several million tokens of text."""
 
 MAX_CONTROL_BYTES = 256 * 2**20
-"""A control request: a training step that brings about five million tokens of its own."""
+"""A control request: a training step with about five million tokens in its body."""
 
 MAX_READING_BYTES = 512 * 2**20
 """Bodies of one rollout, model or service key that are being read."""

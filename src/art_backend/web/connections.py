@@ -1,6 +1,6 @@
 """Connections to the service: how many there may be, and how long an unfinished request may take.
 
-Who opens connections and says nothing, or half of something, must not lock the others out. So connections that are not being
+A peer that opens connections and sends nothing, or half a request, must not lock others out. So connections that are not being
 answered make room for new ones, the longest quiet first, and headers are bounded in size and time.
 """
 

@@ -1,1 +1,1 @@
-"""A directory of its own for the one module of ours that vLLM's Python imports."""
+"""Separate directory for the one ART module that vLLM's Python imports."""

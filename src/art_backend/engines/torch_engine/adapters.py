@@ -53,7 +53,7 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Matrices:
-    """One module's adapter as it was saved."""
+    """One module's adapter as saved."""
 
     a: Tensor
     """``A [r, in]``"""

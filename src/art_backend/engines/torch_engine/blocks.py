@@ -45,7 +45,7 @@ class BlockCache:
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds, kept for later prompts."""
+        """Unheld blocks, kept for later prompts."""
         return len(self._idle)
 
     def root(self, adapter_id: int) -> Block:
@@ -63,7 +63,7 @@ class BlockCache:
             Copies ``(from, to)`` of block contents that must happen before the next forward pass.
 
         Raises:
-            OutOfBlocksError: Not enough blocks; the sequence is left as it was.
+            OutOfBlocksError: Not enough blocks; the sequence is unchanged.
         """
         tokens = sequence.tokens
         reusable = len(tokens) - 1
@@ -149,7 +149,7 @@ class BlockCache:
         sequence.num_computed = sequence.num_sealed = 0
 
     def forget(self, adapter_id: int | None = None) -> None:
-        """Free every block that nobody holds: of one adapter version, or of all."""
+        """Free every unheld block, of one adapter version or of all."""
         wanted = None if adapter_id is None else self._roots.get(adapter_id)
         for block in list(self._idle):
             if adapter_id is None or _root_of(block) is wanted:

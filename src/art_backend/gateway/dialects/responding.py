@@ -1,4 +1,4 @@
-"""Sending answers: whole or as server-sent events, with signs of life while the caller waits.
+"""Send answers, whole or as server-sent events, with keep-alives while the caller waits.
 
 Clients give up, or send their request again, after 60 to 300 seconds of silence. So a held request gets white space before
 its JSON, and a held stream gets comments. Until the first of those, an error has its proper status; after that, a stream
@@ -90,7 +90,7 @@ class AnswerResponse(Response):
         try:
             self._answer.work.result()
             body = self._surface.whole(self._answer)
-        except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
+        except Exception as error:  # noqa: BLE001  every error is sent in the protocol's own format
             return None if started else error
         if not started:
             headers = [*_JSON_HEADERS, (b"content-length", str(len(body)).encode())]
@@ -140,7 +140,7 @@ class AnswerResponse(Response):
             self._news.set()
 
     async def _next(self, making: "asyncio.Future[None]") -> tuple[bytes, bool, Exception | None]:
-        """Wait for news; return what to send, whether it is the last, and the error that ended it."""
+        """Wait for the next event; return what to send, whether it is the last, and the error that ended it."""
         try:
             async with asyncio.timeout(self._keep_alive_s):
                 await self._news.wait()
@@ -153,13 +153,13 @@ class AnswerResponse(Response):
             return body, False, None
         try:
             making.result()
-        except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
+        except Exception as error:  # noqa: BLE001  every error is sent in the protocol's own format
             return body, True, error
         return body, True, None
 
 
 _ROUNDS_TO_NOTICE = 3
-"""Rounds of the event loop from the end of a connection to where it is known. After an answer's end nobody can tell any more."""
+"""Rounds of the event loop until a closed connection is noticed. After the end of an answer it can no longer be noticed."""
 
 _JSON_HEADERS = [(b"content-type", b"application/json")]
 _EVENT_HEADERS = [

@@ -68,14 +68,14 @@ def add_stored_responses(
             identity = identify(request, rollout)
             call = read_call(await read_body(request), partial(taker.find_turn, identity))
             return JSONResponse({"object": "response.input_tokens", "input_tokens": await taker.count(identity, call)})
-        except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
+        except Exception as error:  # noqa: BLE001  every error is sent in the protocol's own format
             return ErrorResponse(RESPONSES, tell(error))
 
     def endpoint(handler: Handler, summary: str) -> Callable[..., Awaitable[Response]]:
         async def answer(request: Request, response_id: str, rollout: str | None = None) -> Response:
             try:
                 return await handler(identify(request, rollout), request, response_id)
-            except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
+            except Exception as error:  # noqa: BLE001  every error is sent in the protocol's own format
                 return ErrorResponse(RESPONSES, tell(error))
 
         answer.__doc__ = summary

@@ -1,7 +1,7 @@
 """The tools of a request as functions, whatever its protocol calls them.
 
 Chat templates know one kind of tool, the function. What the caller runs becomes one, and its calls go back in the caller's words;
-what only the protocol's own service could run is left out, since nobody here could answer its calls.
+what only the protocol's own service could run is left out, since nothing here could answer its calls.
 """
 
 import json

@@ -52,7 +52,7 @@ def try_structure(structure: Structure, tokenizer: LLTokenizer) -> str | None:
 
 
 def fork_and_try(structure: Structure, tokenizer: LLTokenizer) -> str | None:
-    """Try a structure in a fork with limits of its own."""
+    """Try a structure in a fork with its own limits."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

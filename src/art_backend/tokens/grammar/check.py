@@ -1,4 +1,4 @@
-"""Tries structures in a process of its own before anyone here compiles them.
+"""Compile structures in a separate process first, before this process or an engine does.
 
 ``llguidance`` recurses on the native stack: a structure that is nested or chained deeply enough ends the process that compiles it.
 So each new structure is first compiled, and its first mask computed, in a child that may die of it (``art_backend.tokens.grammar``

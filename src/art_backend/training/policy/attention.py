@@ -7,7 +7,7 @@ Ways to the same numbers, chosen by the device:
 - ``dense``: SDPA with a [T, T] mask. Simple; what the others are tested against.
 - ``rows``: causal attention, for models whose kernels know no other (Unsloth). Packs hold one row each.
 
-The model is told through transformers' public ``AttentionInterface`` and the keyword arguments that its layers pass on.
+It plugs into transformers' public ``AttentionInterface``, through the keyword arguments that layers pass on.
 """
 
 import functools

@@ -94,9 +94,9 @@ class Pack:
 
 
 def pack_rows(rows: Sequence[TrainingRow], budget: int, *, share: bool = True) -> list[Pack]:
-    """Merge rows into packs of at most ``budget`` tokens; a single longer row gets a pack of its own.
+    """Merge rows into packs of at most ``budget`` tokens; a single longer row gets its own pack.
 
-    Rows without a trained token are left out. Without ``share``, every row is a pack of its own.
+    Rows without a trained token are left out. Without ``share``, every row is its own pack.
 
     The result depends on the rows, not on their order, except for ``Targets.rows``.
     """
