@@ -138,7 +138,7 @@ async def test_a_models_devices_become_those_of_the_service(tmp_path, quick_serv
 async def test_devices_cannot_be_asked_for_later(tmp_path, quick_service):
     async with art.LocalBackend(path=tmp_path) as backend:
         await backend.get_health()
-        with pytest.raises(ValueError, match="no devices of its own for either"):
+        with pytest.raises(ValueError, match="no separate devices"):
             await backend.register(dedicated("m", [0], [1]))
     with pytest.raises(ValueError, match="must not share devices"):
         await art.LocalBackend(path=tmp_path).register(dedicated("m", [0], [0]))
