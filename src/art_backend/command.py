@@ -135,7 +135,7 @@ def export(
 
     Run this on the machine that trained: the weights of a remote backend lie there, in its --path.
     """
-    from art_backend.models.export import export_model  # loads torch, which the service does without
+    from art_backend.models.export import export_model  # loads peft, which the service does without
 
     name, _, version = model.partition("@")
     if version and (step is not None or not version.isdecimal()):

@@ -116,40 +116,34 @@ def write_whole(answer: Answer) -> bytes:
     )
 
 
-_OPENING = {"role": "assistant", "content": ""}
-"""The first delta of a choice."""
-
-
 async def write_events(answer: Answer) -> AsyncIterator[bytes]:
     """The ``chat.completion.chunk`` events."""
     head = write_head(answer, "chatcmpl", "chat.completion.chunk")
     if answer.call.include_usage:
         head["usage"] = None
-    begun = 0
+
+    def chunk(index: int, delta: dict[str, Any], **more: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+        return write_event({**head, "choices": [choice]})
+
+    opened = 0
     calls = [0] * answer.call.choices
     async for index, news in answer.follow():
-        choice: dict[str, Any] = {"index": index, "delta": {}, "logprobs": None, "finish_reason": None}
-        for earlier in range(begun, index):  # OpenAI's SDK takes it that choices begin in their order
-            yield write_event({**head, "choices": [{**choice, "index": earlier, "delta": _OPENING}]})
-        opening: dict[str, Any] = {}
-        if index >= begun:
-            begun, opening = index + 1, _OPENING
-        deltas: list[dict[str, Any]] = []
+        while opened <= index:  # OpenAI's SDK takes it that choices begin in their order
+            yield chunk(opened, {"role": "assistant", "content": ""})
+            opened += 1
         if isinstance(news, Completed):
-            choice["finish_reason"] = news.finish_reason
-            choice["art"] = news.reference()
-        else:
-            deltas = _deltas(news.message, calls[index], answer.call.aliases)
-            calls[index] += len(news.message.tool_calls)
-            if answer.call.plan.logprobs and news.ids:
-                choice["logprobs"] = write_logprobs(answer.model, news.ids, news.logprobs, news.top_logprobs)
-            elif not opening and not deltas:
-                continue
-        for delta in deltas[:-1]:
-            yield write_event({**head, "choices": [{**choice, "delta": opening | delta, "logprobs": None}]})
-            opening = {}
-        choice["delta"] = opening | (deltas[-1] if deltas else {})
-        yield write_event({**head, "choices": [choice]})
+            yield chunk(index, {}, finish_reason=news.finish_reason, art=news.reference())
+            continue
+        deltas = _deltas(news.message, calls[index], answer.call.aliases)
+        calls[index] += len(news.message.tool_calls)
+        logprobs = None
+        if answer.call.plan.logprobs and news.ids:
+            logprobs = write_logprobs(answer.model, news.ids, news.logprobs, news.top_logprobs)
+            deltas = deltas or [{}]
+        for delta in deltas:
+            yield chunk(index, delta, logprobs=logprobs)
+            logprobs = None  # each token is reported once
     yield write_end(answer, head)
 
 
