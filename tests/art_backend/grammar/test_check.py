@@ -18,7 +18,7 @@ from art.wire import StructuredSpan, TokenRow
 from art_backend.tokens.grammar import Structure
 from art_backend.tokens.grammar import __main__ as program
 from art_backend.tokens.grammar.check import StructureChecker
-from art_backend.tokens.grammar.notation import MAX_CHOICES, StructureError
+from art_backend.tokens.grammar.guidance import MAX_CHOICES, StructureError
 from art_backend.tokens.grammar.vocabulary import MAX_COMPILED_BYTES, GrammarVocabulary
 from art_backend.training.rows.structures import StructureReplay
 

@@ -26,7 +26,7 @@ from art_backend.engines.torch_engine.runner import ModelRunner, WeightsError
 from art_backend.engines.torch_engine.sampler import Sampled, sample
 from art_backend.engines.torch_engine.scheduler import Scheduler
 from art_backend.engines.torch_engine.sequence import Sequence
-from art_backend.tokens.grammar.notation import StructureError
+from art_backend.tokens.grammar.guidance import StructureError
 
 T = TypeVar("T")
 

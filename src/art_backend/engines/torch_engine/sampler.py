@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from art_backend.engines.torch_engine.sequence import Sequence
-from art_backend.tokens.grammar.notation import StructureError
+from art_backend.tokens.grammar.guidance import StructureError
 
 _MAX_BUCKET = 256
 

@@ -22,7 +22,7 @@ from art_backend.engines.torch_engine.metrics import render_metrics
 from art_backend.engines.torch_engine.runner import WeightsError
 from art_backend.engines.torch_engine.sequence import Delivery, Sequence
 from art_backend.tokens.grammar import Structure
-from art_backend.tokens.grammar.notation import StructureError
+from art_backend.tokens.grammar.guidance import StructureError
 from art_backend.tokens.grammar.vocabulary import GrammarVocabulary, Guide
 
 B = TypeVar("B", bound=BaseModel)

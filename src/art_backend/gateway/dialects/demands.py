@@ -5,8 +5,9 @@ from typing import Any, Literal
 
 from art_backend.gateway.dialects.requests import Request, take, wrong
 from art_backend.gateway.dialects.toolbox import Toolbox
-from art_backend.gateway.form import Form, schema_text
+from art_backend.gateway.form import Form
 from art_backend.tokens.grammar import Structure, StructureKind
+from art_backend.tokens.grammar.guidance import schema_text
 
 Demand = tuple[Structure | None, str]
 """The form that words must have, if any, and the field that demands it."""

@@ -13,7 +13,7 @@ import sys
 from llguidance import LLMatcher, LLTokenizer
 
 from art_backend.tokens.grammar import Structure
-from art_backend.tokens.grammar.notation import StructureError, compile_structure, first_line
+from art_backend.tokens.grammar.guidance import StructureError, compile_structure, first_line
 
 STACK_BYTES = 2**20
 """An eighth of what threads and processes have by default: enough for about a hundred references in a chain."""

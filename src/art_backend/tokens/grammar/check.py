@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from art_backend.tokens.grammar import Structure
-from art_backend.tokens.grammar.notation import StructureError, check_size
+from art_backend.tokens.grammar.guidance import StructureError, check_size
 
 MAX_VERDICTS = 8192
 """Verdicts that are kept; each is a digest and at most one short sentence."""

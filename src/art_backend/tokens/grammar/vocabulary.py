@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from art_backend.tokens.detokenize import Detokenizer
 from art_backend.tokens.grammar import Structure
 from art_backend.tokens.grammar.check import CHECKER
-from art_backend.tokens.grammar.notation import StructureError, compile_structure, first_line
+from art_backend.tokens.grammar.guidance import StructureError, compile_structure, first_line
 
 MAX_COMPILED_BYTES = 2**20
 """Text of the structures whose compiled form is kept. Compiled, a structure takes up to some 300 times as much."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from art.wire import StructuredSpan, TokenRow
 from art_backend.tokens.grammar import Structure
-from art_backend.tokens.grammar.notation import StructureError
+from art_backend.tokens.grammar.guidance import StructureError
 from art_backend.tokens.grammar.vocabulary import GrammarVocabulary
 
 Masks = NDArray[np.object_]

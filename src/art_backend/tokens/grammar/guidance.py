@@ -70,6 +70,11 @@ def compile_structure(structure: Structure) -> str:
         raise StructureError(first_line(str(error))) from error
 
 
+def schema_text(schema: dict[str, Any], *, strict: bool) -> str:
+    """JSON text of a schema; where it is not strict, what cannot be enforced of it is left to the model."""
+    return json.dumps({**schema, "x-guidance": {**JSON_STYLE, "lenient": not strict}}, ensure_ascii=False)
+
+
 def quote(text: str) -> str:
     """Return a text as a literal of a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)
