@@ -8,13 +8,14 @@ and so are its ids.
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from art_backend.tokens.parse import END_THINK, THINK
-from art_backend.tokens.setting import Message, Toolset
+from art_backend.tokens.setting import Message, Setting, Toolset
 
 
 class ControlTokenGuard:
@@ -52,9 +53,9 @@ class ControlTokenGuard:
             return list(tools)
         return self._guard(list(tools), self._others)
 
-    def guard_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Guard all texts of a chat template's arguments: documents are among them."""
-        return {name: self._guard(value, self._others) for name, value in arguments.items()}
+    def guard_setting(self, setting: Setting) -> Setting:
+        """Guard all texts of a setting's arguments: documents are among them."""
+        return replace(setting, arguments={name: self._guard(v, self._others) for name, v in setting.arguments.items()})
 
     def without_guards(self, ids: list[int]) -> list[int]:
         """The ids of a guarded text."""

@@ -69,6 +69,12 @@ class TextParser:
         self._spoken = False
         """Whether words have begun; calls without a mark stand before any."""
 
+    def read(self, text: str) -> ParsedMessage:
+        """Read a whole text."""
+        message = self.feed(text)
+        message.extend(self.finish())
+        return message
+
     def feed(self, text: str) -> ParsedMessage:
         """Take more text; return the part of the message that is now certain."""
         self._held += text

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -174,9 +173,15 @@ class ChatRenderer:
     def _render_known(
         self, renderer: Renderer, messages: Sequence[Message], tools: Tools | None, *, generation_prompt: bool
     ) -> list[int]:
-        ready, shown = self._guard.guard_messages(give_objects(messages)), self._guard.guard_tools(tools)
+        ready, shown = self._guarded(messages, tools)
         ids = renderer.render_ids(ready, tools=shown, add_generation_prompt=generation_prompt)  # pyright: ignore[reportArgumentType]
         return self._guard.without_guards(list(ids))
+
+    def _guarded(
+        self, messages: Sequence[Message], tools: Tools | None
+    ) -> tuple[list[Message], list[dict[str, Any]] | None]:
+        """Messages and tools as templates and renderers get them."""
+        return self._guard.guard_messages(give_objects(messages)), self._guard.guard_tools(tools)
 
     def bridge(
         self,
@@ -209,8 +214,7 @@ class ChatRenderer:
 
     def _hand_written(self, setting: Setting) -> Renderer | None:
         """The renderer of this model's family for a setting."""
-        guarded = replace(setting, arguments=self._guard.guard_arguments(setting.arguments))
-        return self._family and self._family.renderer_of(guarded)
+        return self._family and self._family.renderer_of(self._guard.guard_setting(setting))
 
     def _check_arguments(self, setting: Setting) -> None:
         """Raise BadRequestError for an argument that would have no effect, or that is not the caller's to give."""
@@ -238,7 +242,7 @@ class ChatRenderer:
         new_messages: Sequence[Message],
         tools: Tools | None,
     ) -> list[int] | None:
-        ready, shown = self._guard.guard_messages(give_objects(new_messages)), self._guard.guard_tools(tools)
+        ready, shown = self._guarded(new_messages, tools)
         bridged = renderer.bridge_to_next_turn(prompt, completion, ready, tools=shown)  # pyright: ignore[reportArgumentType]
         if bridged is None:
             return None
@@ -257,10 +261,8 @@ class ChatRenderer:
         """Split a completion into what was said, thought and called. Malformed calls stay in the text."""
         if self._family:
             return parse_known(self._family.renderer(arguments or {}), list(completion), list(prompt), tools)
-        parser = self._parser(prompt, tools)
-        message = parser.feed((self._marked if tools else self.detokenizer).decode(completion))
-        message.extend(parser.finish())
-        return message
+        text = (self._marked if tools else self.detokenizer).decode(completion)
+        return self._parser(prompt, tools).read(text)
 
     def stream_text(self, stops: Sequence[str] = ()) -> TextMessageStream:
         """Decode a completion while it is sampled, without looking for reasoning or calls in it."""
@@ -322,10 +324,7 @@ class ChatRenderer:
     def _read_sample(self, notation: Notation, text: str) -> ParsedMessage:
         if self._family:
             return parse_known(self._family.plain, self.encode(text), [], SAMPLE_TOOLS)
-        parser = TextParser(notation, SAMPLE_TOOLS)
-        message = parser.feed(text)
-        message.extend(parser.finish())
-        return message
+        return TextParser(notation, SAMPLE_TOOLS).read(text)
 
     def split_marks(self, text: str) -> list[str | int]:
         """A text in pieces: the ids of the added tokens that it spells, and the texts between them."""
@@ -364,13 +363,13 @@ class ChatRenderer:
     def _template(
         self, messages: Sequence[Message], tools: Tools | None, setting: Setting, *, generation_prompt: bool
     ) -> str:
-        ready, shown = self._guard.guard_messages(give_objects(messages)), self._guard.guard_tools(tools)
+        ready, shown = self._guarded(messages, tools)
         if self._short_call_ids:
             ready = give_short_ids(ready)
         if not self._shows_tools:
             ready, shown = spell_out_tools(ready, shown), None
         with setting.seeded() if self.varies else nullcontext():
-            guarded = replace(setting, arguments=self._guard.guard_arguments(setting.arguments))
+            guarded = self._guard.guard_setting(setting)
             return apply_template(self._tokenizer, ready, shown, guarded, generation_prompt=generation_prompt)
 
 
