@@ -128,14 +128,7 @@ def _find_notation(spell: Callable[[Sequence[SampleCall]], str], added: Sequence
         rest = two[len(before + FIRST) : two.index(SECOND)]
         found = _find_json(rest)
         between = rest[found[1] :] if found else rest.partition(_VALUE)[2][parameters.quoted if parameters else 0 :]
-        head = before[len(before) - common_length(before[::-1], between[::-1]) :]
-        if (cut := before[: len(before) - len(head)]).count("<") > cut.count(">"):
-            head = head[head.index(">") + 1 :]
-        rest = between[: len(between) - len(head)]
-        tail = last[: common_length(last, rest)]
-        if tail.count("<") > tail.count(">"):
-            tail = tail[: tail.rindex("<")]
-        open_, separator, close = before[: len(before) - len(head)], rest[len(tail) :], last[len(tail) :]
+        open_, head, tail, separator, close = _share_out(before, between, last)
     if not open_ + head:
         return None
     if parameters is not None:
@@ -145,6 +138,21 @@ def _find_notation(spell: Callable[[Sequence[SampleCall]], str], added: Sequence
     whole = spell([(FIRST, _ARGUMENTS)])
     lead = whole[: len(whole) - len(whole.lstrip())]
     return Notation(mark, end, open_, head, middle, tail, separator, close, lead, keys, parameters)
+
+
+def _share_out(before: str, between: str, last: str) -> tuple[str, str, str, str, str]:
+    """Share out the texts around two calls: what opens all, each call's head and tail, what separates them, what closes all.
+
+    A tag is not cut.
+    """
+    head = before[len(before) - common_length(before[::-1], between[::-1]) :]
+    if (cut := before[: len(before) - len(head)]).count("<") > cut.count(">"):
+        head = head[head.index(">") + 1 :]
+    rest = between[: len(between) - len(head)]
+    tail = last[: common_length(last, rest)]
+    if tail.count("<") > tail.count(">"):
+        tail = tail[: tail.rindex("<")]
+    return before[: len(before) - len(head)], head, tail, rest[len(tail) :], last[len(tail) :]
 
 
 def _find_json(text: str) -> tuple[int, int] | None:
@@ -196,17 +204,20 @@ def _learn_parameters(before: str, write: Callable[..., str]) -> tuple[str, str,
 
 
 def _find_mark(text: str, added: Iterable[str]) -> str:
-    """The beginning of a text by which calls are recognised."""
-    tokens = [token for token in added if token.strip() and text.startswith(token)]
-    if tokens:
-        return max(tokens, key=len)
+    """The beginning of a text by which calls are recognised: an added token, a tag or a word."""
+    if token := _longest(added, text.startswith):
+        return token
     found = re.match(_TAG + r"|\w[^\s{}\[\]\"'(]*", text)
     return found[0] if found else ""
 
 
 def _find_end(text: str, added: Iterable[str]) -> str:
-    tokens = [token for token in added if token.strip() and text.endswith(token)]
-    if tokens:
-        return max(tokens, key=len)
+    """The end of a text by which the end of calls is recognised: an added token or a tag."""
+    if token := _longest(added, text.endswith):
+        return token
     found = re.search(r"<[^<>\s]+>$", text)
     return found[0] if found else ""
+
+
+def _longest(added: Iterable[str], fits: Callable[[str], bool]) -> str:
+    return max((token for token in added if token.strip() and fits(token)), key=len, default="")
