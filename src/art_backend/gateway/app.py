@@ -1,7 +1,7 @@
 """The data plane: ``/v1`` and ``/r/{rollout}/v1``, with errors in the caller's protocol."""
 
 import hashlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -11,12 +11,12 @@ from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 
 from art.wire import Name
-from art_backend.errors import BadRequestError, ServiceError
+from art_backend.errors import BadRequestError
 from art_backend.gateway.dialects.chat import CHAT, ChatRequest
 from art_backend.gateway.dialects.completions import COMPLETIONS, CompletionsRequest
 from art_backend.gateway.dialects.messages import MESSAGES, CountRequest, MessagesRequest, read_count
 from art_backend.gateway.dialects.requests import request_body
-from art_backend.gateway.dialects.responding import AnswerResponse, ErrorResponse, Surface, tell
+from art_backend.gateway.dialects.responding import AnswerResponse, Endpoint, Surface, in_shape_of
 from art_backend.gateway.dialects.responses import RESPONSES, ResponsesRequest
 from art_backend.gateway.dialects.stored_responses import add_stored_responses
 from art_backend.gateway.limits import ProjectLimits, check_extent
@@ -78,21 +78,18 @@ def build_gateway(
     router = APIRouter(tags=["inference"], route_class=_Direct)
     bodies = BodyReader(MAX_CALL_BYTES)
 
-    def endpoint(surface: Surface, summary: str) -> Callable[..., Awaitable[Response]]:
+    def endpoint(surface: Surface, summary: str) -> Endpoint:
+        @in_shape_of(lambda _: surface)
         async def answer(request: Request, rollout: str | None = None) -> Response:
-            try:
-                identity = identify_request(request, rollout)
-                raw = await bodies.read(request, _name_sender(identity))
-                call = surface.read(parse_call(raw), partial(taker.find_turn, identity))
-                call.size = len(raw)
-                call.digest = _digest(surface, identity, raw)
-                call.retry = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-                if key := request.headers.get("idempotency-key"):
-                    call.idempotency_key = _digest(surface, identity, b"idempotency-key " + key.encode())
-                taken = taker.take(identity, call)
-            except Exception as error:  # noqa: BLE001  every error leaves in the protocol's own shape
-                return ErrorResponse(surface, tell(error))
-            return AnswerResponse(surface, taken, keep_alive_s)
+            identity = identify_request(request, rollout)
+            raw = await bodies.read(request, _name_sender(identity))
+            call = surface.read(parse_call(raw), partial(taker.find_turn, identity))
+            call.size = len(raw)
+            call.digest = _digest(surface, identity, raw)
+            call.retry = request.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+            if key := request.headers.get("idempotency-key"):
+                call.idempotency_key = _digest(surface, identity, b"idempotency-key " + key.encode())
+            return AnswerResponse(surface, taker.take(identity, call), keep_alive_s)
 
         answer.__doc__ = summary
         return answer
@@ -105,31 +102,25 @@ def build_gateway(
     async def read_object(request: Request) -> dict[str, Any]:
         return parse_call(await bodies.read(request))
 
+    @in_shape_of(_surface_of)
     async def list_models(request: Request, rollout: str | None = None) -> Response:
         """The models that this key opens, as OpenAI and Anthropic list them."""
-        try:
-            models = [_describe(name) for name in directory.list_names(identify_request(request, rollout))]
-        except ServiceError as error:
-            return ErrorResponse(_surface_of(request), error)
+        models = [_describe(name) for name in directory.list_names(identify_request(request, rollout))]
         ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]} if models else {}
         return JSONResponse({"object": "list", "data": models, "has_more": False, **ends})
 
+    @in_shape_of(_surface_of)
     async def retrieve_model(request: Request, model: str, rollout: str | None = None) -> Response:
         """One model that this key opens."""
-        try:
-            directory.resolve(identify_request(request, rollout), model)
-        except ServiceError as error:
-            return ErrorResponse(_surface_of(request), error)
+        directory.resolve(identify_request(request, rollout), model)
         return JSONResponse(_describe(model))
 
+    @in_shape_of(lambda _: MESSAGES)
     async def count_tokens(request: Request, rollout: str | None = None) -> Response:
         """Anthropic's count of tokens: how long the prompt of a message would be. Nothing is sampled or captured."""
-        try:
-            identity = identify_request(request, rollout)
-            call = read_count(await read_object(request))
-            return JSONResponse({"input_tokens": await taker.count(identity, call)})
-        except Exception as error:  # noqa: BLE001  every error leaves in the protocol's own shape
-            return ErrorResponse(MESSAGES, tell(error))
+        identity = identify_request(request, rollout)
+        call = read_count(await read_object(request))
+        return JSONResponse({"input_tokens": await taker.count(identity, call)})
 
     for prefix in ("/v1", "/r/{rollout}/v1"):
         for path, surface, model, summary in _SURFACES:

@@ -8,12 +8,14 @@ A caller that goes away frees the engine at once.
 """
 
 import asyncio
+import functools
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -53,6 +55,25 @@ class ErrorResponse(Response):
         if error.retry_after_s is not None:
             headers["Retry-After"] = f"{error.retry_after_s:.0f}"
         super().__init__(surface.error(error), error.status, headers, "application/json")
+
+
+Endpoint = Callable[..., Awaitable[Response]]
+
+
+def in_shape_of(find_surface: Callable[[Request], Surface]) -> Callable[[Endpoint], Endpoint]:
+    """Decorate an endpoint whose errors leave in the shape of the request's protocol."""
+
+    def decorate(endpoint: Endpoint) -> Endpoint:
+        @functools.wraps(endpoint)
+        async def answer(request: Request, **path: Any) -> Response:
+            try:
+                return await endpoint(request, **path)
+            except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
+                return ErrorResponse(find_surface(request), tell(error))
+
+        return answer
+
+    return decorate
 
 
 class AnswerResponse(Response):

@@ -15,12 +15,10 @@ from fastapi.responses import JSONResponse, Response
 from art_backend.errors import NotFoundError
 from art_backend.gateway.answers import Answer
 from art_backend.gateway.dialects.requests import request_body, wrong
-from art_backend.gateway.dialects.responding import AnswerResponse, ErrorResponse, tell
+from art_backend.gateway.dialects.responding import AnswerResponse, in_shape_of
 from art_backend.gateway.dialects.responses import RESPONSES, ResponsesRequest, read_call, wants_logprobs
 from art_backend.gateway.ports import Identity
 from art_backend.gateway.turns import TurnTaker
-
-Handler = Callable[[Identity, Request, str], Awaitable[Response]]
 
 
 def add_stored_responses(
@@ -48,8 +46,12 @@ def add_stored_responses(
             )
         return answer
 
-    async def retrieve(identity: Identity, request: Request, response_id: str) -> Response:
-        answer, query = find(identity, response_id), request.query_params
+    in_shape = in_shape_of(lambda _: RESPONSES)
+
+    @in_shape
+    async def retrieve(request: Request, response_id: str, rollout: str | None = None) -> Response:
+        """Retrieve a stored response, whole or as events."""
+        answer, query = find(identify(request, rollout), response_id), request.query_params
         include = [value for name, value in query.multi_items() if name in ("include", "include[]")]
         answer.call.plan = answer.call.plan.with_logprobs(wants_logprobs(include))
         answer.call.stream = query.get("stream", "false").lower() == "true"
@@ -57,32 +59,22 @@ def add_stored_responses(
             raise wrong("starting_after", "is not supported; events are always sent from the first")
         return AnswerResponse(RESPONSES, answer, keep_alive_s)
 
-    async def forget(identity: Identity, _: Request, response_id: str) -> Response:
-        answer = find(identity, response_id)
+    @in_shape
+    async def forget(request: Request, response_id: str, rollout: str | None = None) -> Response:
+        """Delete a response; its turn is kept."""
+        answer = find(identify(request, rollout), response_id)
         taker.captures.forget_request(answer.turn_ids[0])
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
+    @in_shape
     async def count(request: Request, rollout: str | None = None) -> Response:
         """How many tokens the input of a response would have. Nothing is sampled or captured."""
-        try:
-            identity = identify(request, rollout)
-            call = read_call(await read_body(request), partial(taker.find_turn, identity))
-            return JSONResponse({"object": "response.input_tokens", "input_tokens": await taker.count(identity, call)})
-        except Exception as error:  # noqa: BLE001  every error is sent in the protocol's own format
-            return ErrorResponse(RESPONSES, tell(error))
-
-    def endpoint(handler: Handler, summary: str) -> Callable[..., Awaitable[Response]]:
-        async def answer(request: Request, response_id: str, rollout: str | None = None) -> Response:
-            try:
-                return await handler(identify(request, rollout), request, response_id)
-            except Exception as error:  # noqa: BLE001  every error is sent in the protocol's own format
-                return ErrorResponse(RESPONSES, tell(error))
-
-        answer.__doc__ = summary
-        return answer
+        identity = identify(request, rollout)
+        call = read_call(await read_body(request), partial(taker.find_turn, identity))
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": await taker.count(identity, call)})
 
     one = f"{prefix}/responses/{{response_id}}"
     extra = request_body(ResponsesRequest)
     router.add_api_route(f"{prefix}/responses/input_tokens", count, methods=["POST"], openapi_extra=extra)
-    router.add_api_route(one, endpoint(retrieve, "Retrieve a stored response, whole or as events."), methods=["GET"])
-    router.add_api_route(one, endpoint(forget, "Delete a response; its turn is kept."), methods=["DELETE"])
+    router.add_api_route(one, retrieve, methods=["GET"])
+    router.add_api_route(one, forget, methods=["DELETE"])
