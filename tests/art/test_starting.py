@@ -1,6 +1,7 @@
 """What is said while a service starts."""
 
 import asyncio
+from types import SimpleNamespace
 
 from art.backend import starting
 from art.backend.starting import StartReport
@@ -19,6 +20,7 @@ def health(engine, **preparing):
 
 async def report(answers, monkeypatch, registered_after=3):
     monkeypatch.setattr(starting, "_ASK_S", 0.0)
+    monkeypatch.setattr(starting, "time", SimpleNamespace(monotonic=lambda: 0.0))
     registering = asyncio.get_running_loop().create_future()
     told = iter(answers)
     asked = 0

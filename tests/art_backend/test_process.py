@@ -46,7 +46,7 @@ async def test_death_ends_a_wait_at_once_with_the_logs_tail(start):
     begin = time.monotonic()
     with pytest.raises(ProcessDiedError, match=r"(?s)exited with code 3.*no more paper"):
         await child.guard(forever(), deadline_s=None, doing="printing")
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 30
     assert not child.alive
     assert await child.wait() == 3
 
@@ -71,16 +71,17 @@ async def test_a_deadline_names_what_was_awaited(start):
 
 async def test_what_is_guarded_is_cancelled_with_the_wait(start):
     child = await start("import time; time.sleep(60)")
-    cancelled = asyncio.Event()
+    begun, cancelled = asyncio.Event(), asyncio.Event()
 
     async def work():
+        begun.set()
         try:
             await forever()
         finally:
             cancelled.set()
 
     waiting = asyncio.ensure_future(child.guard(work(), deadline_s=None, doing="work"))
-    await asyncio.sleep(0.01)
+    await begun.wait()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -93,9 +94,9 @@ async def test_results_and_errors_pass_through(start):
     async def fail():
         raise KeyError("x")
 
-    assert await child.guard(asyncio.sleep(0, "result"), deadline_s=1, doing="it") == "result"
+    assert await child.guard(asyncio.sleep(0, "result"), deadline_s=60, doing="it") == "result"
     with pytest.raises(KeyError):
-        await child.guard(fail(), deadline_s=1, doing="it")
+        await child.guard(fail(), deadline_s=60, doing="it")
 
 
 async def test_environment_and_pipes(start):
@@ -116,7 +117,7 @@ async def test_stop_ends_grandchildren_and_the_stubborn(start):
     inner = psutil.Process(int(child.log_tail()))
     await child.stop(grace_s=0.2)
     assert not child.alive
-    _, left = psutil.wait_procs([inner], timeout=5)
+    _, left = psutil.wait_procs([inner], timeout=30)
     assert not left
     await child.stop()  # again: nothing happens
 
@@ -152,7 +153,7 @@ asyncio.run(main())
             child.suspend()
         parent.kill()
         parent.wait()
-        _, left = psutil.wait_procs([child], timeout=1 if lives else 5)
+        _, left = psutil.wait_procs([child], timeout=1 if lives else 30)
         assert bool(left) == lives
         for survivor in left:
             survivor.kill()
@@ -203,8 +204,8 @@ async def test_a_child_that_hangs_is_ended_and_one_that_works_or_answers_is_not(
         waiting.cancel()
     else:
         with pytest.raises(ProcessDiedError, match=r"answered nothing and computed nothing for 2 s, so it was ended"):
-            await asyncio.wait_for(waiting, 30)
-        await asyncio.wait_for(watching, 30)
+            await asyncio.wait_for(waiting, 60)
+        await asyncio.wait_for(watching, 60)
 
 
 async def test_a_child_of_the_child_that_is_stopped_counts(start, monkeypatch):
@@ -217,5 +218,5 @@ async def test_a_child_of_the_child_that_is_stopped_counts(start, monkeypatch):
     )
     await logged(child, "\n")
     os.kill(int(child.log_tail()), signal.SIGSTOP)
-    await asyncio.wait_for(child.watch(lambda: asyncio.sleep(0, True)), 30)
+    await asyncio.wait_for(child.watch(lambda: asyncio.sleep(0, True)), 60)
     assert not child.alive

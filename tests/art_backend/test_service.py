@@ -3,10 +3,13 @@
 import asyncio
 import errno
 import shutil
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from peft import LoraConfig, get_peft_model
+from tests.support.waiting import until
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from art.wire import (
@@ -32,18 +35,23 @@ from art_backend.settings import Settings
 
 async def test_old_captures_are_deleted_while_the_service_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(service_module, "RETENTION_CHECK_S", 0.02)
-    service = Service(Settings(path=tmp_path, api_key="k", capture_retention_days=0.2 / 86_400))
+    service = Service(Settings(path=tmp_path, api_key="k", capture_retention_days=1))
+    deletions, delete_unused = [], service.captures.delete_unused
+
+    def delete(seconds):
+        deletions.append(delete_unused(seconds))
+        return deletions[-1]
+
+    service.captures.delete_unused = delete
     await service.restore()
     rollout = service.captures.create_rollout("p", "m").id
-    await asyncio.sleep(0.05)
+    await until(lambda: len(deletions) > 2)
     assert service.captures.get(rollout).id == rollout
-    async with asyncio.timeout(5):
-        while True:
-            try:
-                service.captures.get(rollout)
-            except NotFoundError:
-                break
-            await asyncio.sleep(0.02)
+    tomorrow = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + 86_401)
+    monkeypatch.setattr("art_backend.store.database.time", tomorrow)
+    await until(lambda: sum(deletions) == 1)
+    with pytest.raises(NotFoundError):
+        service.captures.get(rollout)
     await service.close()
 
 
@@ -68,9 +76,7 @@ async def test_background_work_that_fails_once_goes_on(tmp_path, monkeypatch, ca
 
     service.captures.delete_unused = delete_unused
     await service.restore()
-    async with asyncio.timeout(20):
-        while len(written) < 3 or len(deletions) < 3:
-            await asyncio.sleep(0.01)
+    await until(lambda: len(written) > 2 and len(deletions) > 2)
     assert "Checkpointing the database's write-ahead log failed; trying again in 0.01 s" in caplog.text
     assert "Deleting old captures failed; trying again in 0.01 s" in caplog.text
     await service.close()
@@ -184,9 +190,7 @@ async def test_a_model_is_not_deleted_while_it_is_trained(tmp_path, tiny_model_p
             await service.delete_model("p", "busy")
         assert service.describe("p", "busy").name == "busy"
         assert (await service.delete_model("p", "idle")).name == "idle"
-    async with asyncio.timeout(10):
-        while service.runs.job(job.id).state not in TERMINAL_STATES:  # there is no engine: it fails
-            await asyncio.sleep(0.02)
+    await until(lambda: service.runs.job(job.id).state in TERMINAL_STATES)  # there is no engine: it fails
     assert (await service.delete_model("p", "busy")).name == "busy"
     with pytest.raises(NotFoundError):
         service.describe("p", "busy")

@@ -1,6 +1,7 @@
 """What is lost when things die: at most the step in progress."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -21,7 +22,7 @@ SCRIPT = """
 import asyncio, itertools, sys
 import art
 
-members = itertools.count()
+members = {}
 
 async def rollout(model, scenario):
     print(f"rolling out {scenario}", file=sys.stderr, flush=True)
@@ -34,7 +35,8 @@ async def rollout(model, scenario):
             messages += [
                 {"role": "assistant", "content": answer.choices[0].message.content}, {"role": "user", "content": "?"}
             ]
-        return run.trajectory(reward=float(next(members) % 2), metadata={"scenario": scenario})
+        member = next(members.setdefault(scenario, itertools.count()))
+        return run.trajectory(reward=float(member % 2), metadata={"scenario": scenario})
 
 async def main():
     model = art.TrainableModel(name="agent", project="test", base_model=sys.argv[1])
@@ -75,7 +77,8 @@ class Command:
                     me = psutil.Process(process.pid)
                     targets = [*me.children(recursive=True), me] if number == signal.SIGKILL else [me]
                     for target in targets:
-                        target.send_signal(number)
+                        with contextlib.suppress(psutil.NoSuchProcess):
+                            target.send_signal(number)
                     psutil.wait_procs(targets, timeout=30)
         process.wait(60)
         return "".join(said)
@@ -145,7 +148,7 @@ async def test_a_process_that_dies_or_hangs_in_mid_step_costs_nothing(
         await model.register(backend)
         killed: list[int] = []
         checkpoints = tmp_path / "art/test/models/agent/checkpoints"
-        members = itertools.count()
+        members = {}
 
         async def rollout(model, scenario):
             async with model.rollout() as run:
@@ -156,7 +159,7 @@ async def test_a_process_that_dies_or_hangs_in_mid_step_costs_nothing(
                     )
                     messages += [{"role": "assistant", "content": answer.choices[0].message.content}]
                     messages += [{"role": "user", "content": "?"}]
-                return run.trajectory(reward=float(next(members) % 2))
+                return run.trajectory(reward=float(next(members.setdefault(scenario, itertools.count())) % 2))
 
         async def kill():
             while True:

@@ -11,6 +11,7 @@ import pytest_asyncio
 import torch
 from safetensors.torch import load_file
 from tests.support.rows import equal_rows
+from tests.support.waiting import until
 
 import art
 from art_backend.models.compute import choose_device, choose_dtype
@@ -45,16 +46,22 @@ async def test_environments_work_while_the_trainer_does_and_no_call_fails(
     model = make_model(tiny_model_path, tmp_path)
     await model.register(backend)
     rollouts, members = {}, itertools.count()
+    held, first_answers = asyncio.Event(), []
 
     async def rollout(model, scenario):
         member = next(members)
+        if scenario > 3:  # these begin after the first step
+            await held.wait()
         async with model.rollout() as run:
             rollouts.setdefault(scenario, []).append(run.id)
             messages = [{"role": "user", "content": f"{scenario}"}]
             await ask(model, run, messages)
             if scenario == 0:
+                first_answers.append(member)
                 while (await backend.get_health()).processes[0].state != "paused":
                     await asyncio.sleep(0.005)
+                held.set()
+            await until(lambda: len(first_answers) >= 2)
             await ask(model, run, messages)
             return run.trajectory(reward=float(member % 2))
 
@@ -72,8 +79,10 @@ async def test_environments_work_while_the_trainer_does_and_no_call_fails(
     rows = [row for row in read_history(model) if "train/reward" in row]
     assert (done.step, [row["step"] for row in rows]) == (3, [1, 2, 3])
     assert [row["train/exception_rate"] for row in rows] == [0, 0, 0]
-    held = [row for one in rollouts[0] for row in (await backend.get_rollout_rows(one)).rows]
-    versions = [[v for v, sampled in zip(row.policy_versions, row.sampled, strict=True) if sampled] for row in held]
+    rows_held = [row for one in rollouts[0] for row in (await backend.get_rollout_rows(one)).rows]
+    versions = [
+        [v for v, sampled in zip(row.policy_versions, row.sampled, strict=True) if sampled] for row in rows_held
+    ]
     assert all(set(found) == {0, 1} and found == sorted(found) for found in versions), versions
     for row in rows:
         shares = [row[f"throughput/engine_{part}_share"] for part in ("busy", "idle", "paused")]
@@ -131,13 +140,17 @@ async def test_without_staleness_the_weights_are_those_of_the_explicit_form(back
 async def test_preflight_reads_what_was_captured(backend, tiny_model_path, tmp_path):
     model = make_model(tiny_model_path, tmp_path, "preflight")
     await model.register(backend)
-    members = itertools.count()
+    members = {}
+
+    def next_reward(scenario):
+        """In each group as many zeros as ones, in whatever order the rollouts end."""
+        return float(next(members.setdefault(scenario, itertools.count())) % 2)
 
     async def keyed(model, scenario):
         async with model.rollout() as run:
             messages = [{"role": "user", "content": "hello"}]
             await ask(model, run, messages, temperature=0.0 if scenario == "greedy" else 1.0)
-            return run.trajectory(reward=float(next(members) % 2))
+            return run.trajectory(reward=next_reward(scenario))
 
     async def ambient(model, scenario):
         trajectory = art.Trajectory(messages_and_choices=[{"role": "user", "content": scenario}])
@@ -145,7 +158,7 @@ async def test_preflight_reads_what_was_captured(backend, tiny_model_path, tmp_p
             model=model.name, messages=trajectory.messages(), max_tokens=2
         )
         trajectory.messages_and_choices.append(answer.choices[0])
-        return trajectory, float(next(members) % 2)
+        return trajectory, next_reward(scenario)
 
     result = await art.preflight(model, keyed, ["hot", "greedy"], group_size=4)
     assert (result.success_rate, result.flat_share, result.uncaptured) == (0.5, 0.0, 0)
@@ -212,7 +225,7 @@ async def test_groups_train_with_the_members_that_are_left(backend, tiny_model_p
                 raise ZeroDivisionError("the scorer")
             return run.trajectory(reward=float(member) if scenario == 0 else 0.5)
 
-    options = {"groups_per_step": 3, "group_size": 4, "rollout_timeout_s": 5, "learning_rate": 1e-3}
+    options = {"groups_per_step": 3, "group_size": 4, "rollout_timeout_s": 10, "learning_rate": 1e-3}
     done = await art.train(model, rollout, range(3), **options, show_progress=False)
     assert done.step == 1
     [row] = [row for row in read_history(model) if "train/reward" in row]

@@ -5,6 +5,7 @@ As root the hosts are two network namespaces with one cable between them; else t
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -52,9 +53,11 @@ def _ip(command: str) -> bool:
 
 
 def free_port() -> int:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody is given who asks for any: it stays free while its service is down."""
+    while True:
+        with contextlib.closing(socket.socket()) as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", random.randrange(10_000, 30_000)))
+            return probe.getsockname()[1]
 
 
 class Far:
@@ -167,6 +170,6 @@ def test_an_unknown_authority_is_told_at_once_with_the_remedy(far, hosts):
     )
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}/src"}
     command = [*near, sys.executable, "-c", code, far.url]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=True)
     assert "SSL_CERT_FILE" in found.stdout, found.stdout + found.stderr
     assert "certificate" in found.stdout

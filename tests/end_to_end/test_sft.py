@@ -6,6 +6,7 @@ import random
 
 import psutil
 import pytest
+from tests.support.waiting import until_held
 
 import art
 from art.errors import BackendError, BadRequestError, NoTrainingDataError
@@ -45,7 +46,7 @@ async def test_a_file_is_learned_and_served_and_the_run_may_be_killed_at_any_tim
     task = asyncio.ensure_future(train_sft_from_file(model, file, epochs=20, batch_size=2, peak_lr=1e-2))
     health = await backend.get_health()
     service = psutil.Process(health.processes[0].pid).parent()
-    await asyncio.sleep(0.3)
+    await until_held(backend, task)
     service.kill()
     with pytest.raises(BackendError):
         await task

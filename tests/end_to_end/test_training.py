@@ -250,7 +250,7 @@ async def test_the_service_ends_its_children_when_it_is_killed(tmp_path, tiny_mo
     children = [psutil.Process(process.pid) for process in await find_children(backend, model)]
     service = children[0].parent()
     service.kill()
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert alive == []
     with pytest.raises(BackendError):
         await model.get_step()
@@ -265,7 +265,7 @@ async def test_wrong_keys_models_and_bodies_are_told_apart(backend, tiny_model_p
         await client.with_options(api_key="wrong").models.list()
     with pytest.raises(openai.NotFoundError, match="keys"):
         await client.chat.completions.create(model="nobody", messages=[{"role": "user", "content": "x"}])
-    async with httpx.AsyncClient(base_url=str(client.base_url).removesuffix("/v1/")) as http:
+    async with httpx.AsyncClient(base_url=str(client.base_url).removesuffix("/v1/"), timeout=60) as http:
         headers = {"Authorization": f"Bearer {client.api_key}"}
         for body in (b"{", b"[]", b"\xff\xfe", json.dumps({"model": 3, "messages": "x"}).encode()):
             answer = await http.post("/v1/chat/completions", content=body, headers=headers)

@@ -97,7 +97,7 @@ async def test_a_killed_engine_is_told_at_once_and_costs_at_most_the_rollouts_in
         assert isinstance(outcome, openai.APIError)
         assert "End of its log" in str(outcome)
         assert "VLLM" in str(outcome) or "vLLM" in str(outcome)
-    assert time.monotonic() - killed < 5
+    assert time.monotonic() - killed < 30
 
     run = await training
     assert run.step == 3

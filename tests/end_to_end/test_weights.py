@@ -6,6 +6,7 @@ import openai
 import psutil
 import pytest
 import torch
+from tests.support.waiting import until_held
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import art
@@ -110,7 +111,7 @@ async def test_a_fully_fine_tuned_model_is_served_as_it_was_trained_and_survives
     health = await backend.get_health()
     service = psutil.Process(health.processes[0].pid).parent()
     training = asyncio.ensure_future(model.train_sft([lesson("no")] * 400))
-    await asyncio.sleep(0.3)
+    await until_held(backend, training)
     service.kill()
     with pytest.raises(BackendError):
         await training

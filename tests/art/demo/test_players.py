@@ -25,7 +25,7 @@ def test_memory_of_children_counts() -> None:
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
-        assert memory.measure() - alone > 190_000_000
+        assert memory.measure() - alone > 150_000_000
     assert memory.stop() == 0, "nothing was sampled in the background"
 
 
@@ -34,7 +34,7 @@ def test_sampling_keeps_the_peak() -> None:
     memory = PeakMemory()
     memory.start()
     block = bytearray(b"x" * 100_000_000)
-    for _ in itertools.repeat(None, 200):
+    for _ in itertools.repeat(None, 1200):
         if memory._peak_bytes:
             break
         memory._stop.wait(0.05)

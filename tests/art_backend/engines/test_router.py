@@ -152,7 +152,8 @@ async def ask(router, number, ticks=1, rollout=None):
 
 
 async def until(condition):
-    async with asyncio.timeout(5):
+    """Wait in passes of the loop, not in time: between two of them the fakes take one step."""
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0)
 
@@ -424,7 +425,7 @@ async def test_two_real_engines_look_like_one(launcher, launchers, tiny_model, t
         first, second = await router.greedy_logprobs("m@1", [5, 6, 7])
         assert first == pytest.approx(second, abs=1e-5)
 
-        long = Sampling(max_tokens=300, temperature=0.0)
+        long = Sampling(max_tokens=2000, temperature=0.0)
         calls = [asyncio.create_task(router.generate("m@1", [9], long, rollout=f"{n}")) for n in range(2)]
         await until(lambda: [member.calls for member in router.members()] == [1, 1])
         await router.pause("keep")
@@ -437,7 +438,7 @@ async def test_two_real_engines_look_like_one(launcher, launchers, tiny_model, t
         assert isinstance(died, ProcessDiedError)
         assert str(tmp_path / "logs" / "engine-1.log") in str(died)
         assert isinstance(served, Generation)
-        assert len(served.token_ids) == 300
+        assert len(served.token_ids) == 2000
         async with asyncio.timeout(300):
             while states(router) != ["ready", "ready"]:
                 assert (await router.generate("m@1", [5, 6, 7], GREEDY)).token_ids == expected["m@1"]

@@ -1,6 +1,5 @@
 """Chat completions through the official SDK."""
 
-import asyncio
 import contextlib
 import json
 import sqlite3
@@ -12,6 +11,7 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletionChunk
 from tests.art_backend.gateway.conftest import MODEL_KEY, SERVICE_KEY
 from tests.support.scripted_engine import logprob_of
+from tests.support.waiting import until
 
 from art_backend.gateway.dialects.chat import write_events
 from art_backend.tokens.parse import ParsedMessage
@@ -235,7 +235,7 @@ async def test_a_stop_string_ends_text_but_keeps_the_sampled_ids(gateway, stream
     assert text == "Thought: x\n"
     (turn,) = gateway.turns(rollout)
     assert gateway.renderer.detokenizer.decode(turn.ids) == "Thought: x\nObservation:"
-    await asyncio.sleep(0.05)
+    await until(lambda: not gateway.engine.calls[0].running)
     assert gateway.engine.calls[0].cancelled, "the engine goes on after the stop string"
     messages = [*HELLO, {"role": "assistant", "content": text}, {"role": "user", "content": "?"}]
     await client.chat.completions.create(model="m", messages=messages)

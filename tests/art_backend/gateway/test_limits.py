@@ -6,6 +6,7 @@ import httpx
 import openai
 import pytest
 from tests.art_backend.gateway.conftest import start_gateway
+from tests.support.waiting import until
 
 from art_backend.errors import BusyError
 from art_backend.gateway.dialects.chat import read_call
@@ -244,12 +245,6 @@ async def test_a_call_that_is_too_large_is_refused_at_once(narrow, path, body, p
 async def narrow(tmp_path):
     async with start_gateway(tmp_path, keep_alive_s=30.0, limits=ProjectLimits(2, 1, 60.0)) as running:
         yield running
-
-
-async def until(condition):
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -232,9 +232,9 @@ async def test_an_error_in_a_stream_is_an_event(gateway):
 
 
 async def test_a_held_stream_is_kept_alive(gateway):
-    client = connect(gateway, gateway.rollout(), timeout=1.0)
+    client = connect(gateway, gateway.rollout(), timeout=2.0)
     gateway.engine.hold()
     asking = asyncio.create_task(ask(client, stream=True, messages=HELLO))
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(2.5)
     gateway.engine.release()
     assert (await asking).stop_reason == "end_turn"

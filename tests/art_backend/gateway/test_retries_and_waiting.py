@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import re
-import time
 from functools import partial
 
 import httpx
@@ -12,11 +11,14 @@ import openai
 import pytest
 from tests.art_backend.gateway.conftest import MODEL_KEY
 from tests.art_backend.gateway.test_bad_input import PROTOCOLS
+from tests.support.waiting import until
 
 from art_backend.errors import EngineFailedError
 from art_backend.gateway import retries
+from art_backend.gateway.answers import Answer
 from art_backend.gateway.app import KEEP_ALIVE_S
 from art_backend.gateway.retries import MAX_BYTES, RetryWindow
+from art_backend.serving.policies import Gate
 
 HELLO = [{"role": "user", "content": "Hello"}]
 RETRY = {"x-stainless-retry-count": "1"}
@@ -32,13 +34,6 @@ async def ask(gateway, info, path, body, headers=None):
         http.stream("POST", f"/v1/{path}", json=body) as answer,
     ):
         yield answer
-
-
-async def until(condition, timeout_s=60.0):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.005)
 
 
 async def repeat(gateway, key, headers=None, stream=False, path="chat/completions"):
@@ -113,16 +108,18 @@ async def test_an_idempotency_key_names_one_answer(gateway, path, stream):
         assert answer.status_code == 409 and b"Idempotency-Key" in await answer.aread()
 
 
-async def test_the_first_of_two_readers_may_leave(gateway):
+async def test_the_first_of_two_readers_may_leave(gateway, monkeypatch):
+    read, reading = [], Answer.reading
+    monkeypatch.setattr(Answer, "reading", lambda answer: (read.append(answer), reading(answer))[1])
     client, rollout = gateway.new_client()
     gateway.engine.hold()
     options = {"model": "m", "messages": HELLO, "extra_headers": {"Idempotency-Key": "k"}}
     first = asyncio.create_task(client.chat.completions.create(**options))
     await until(lambda: gateway.engine.waiting == 1)
     second = asyncio.create_task(client.chat.completions.create(**options))
-    await asyncio.sleep(0.05)
+    await until(lambda: len(read) == 2)
     first.cancel()
-    await asyncio.sleep(0.05)
+    await until(lambda: read[0]._readers == 1)
     gateway.engine.release()
     assert (await second).choices[0].model_extra["art"]["turn"] == gateway.turns(rollout)[0].id
     assert not gateway.engine.calls[0].cancelled
@@ -155,7 +152,7 @@ async def test_the_sdk_repeats_its_headers_when_it_retries(quiet_gateway):
 
 async def test_the_sdk_times_out_and_its_retry_leaves_no_ghost(quiet_gateway):
     gateway = quiet_gateway
-    client, rollout = gateway.new_client(max_retries=1, timeout=0.3)
+    client, rollout = gateway.new_client(max_retries=1, timeout=1.5)
     gateway.engine.hold()
     asking = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO, stream=True))
     await until(lambda: len(gateway.engine.calls) == 2)
@@ -171,17 +168,16 @@ async def test_the_sdk_times_out_and_its_retry_leaves_no_ghost(quiet_gateway):
 async def test_a_client_that_leaves_frees_the_engine_and_leaves_nothing(gateway, path, stream):
     info = gateway.rollout()
     gateway.engine.token_delay_s = 0.02
-    gateway.engine.emit([70] * 200)
+    gateway.engine.emit([70] * 1000)
     body = {"model": "m", **PROTOCOLS[path][1], "stream": stream}
     limit = {"responses": "max_output_tokens"}.get(path, "max_tokens")
 
     async def leave():
-        async with ask(gateway, info, path, {**body, limit: 200}) as answer:
+        async with ask(gateway, info, path, {**body, limit: 1000}) as answer:
             await answer.aread()
 
     asking = asyncio.create_task(leave())
-    await until(lambda: gateway.engine.waiting == 1)
-    await asyncio.sleep(0.1)
+    await until(lambda: gateway.engine.waiting == 1 and len(gateway.engine.calls[0].returned) > 2)
     asking.cancel()
     await until(lambda: gateway.engine.calls[0].cancelled)
     assert gateway.turns(info.id) == []
@@ -230,6 +226,7 @@ async def test_the_sdk_skips_signs_of_life(gateway):
 async def test_requests_wait_while_the_policy_is_updated(quiet_gateway):
     gateway = quiet_gateway
     client, _ = gateway.new_client()
+    gateway.model.gate = Gate(60)
     gateway.model.gate.close()
     asking = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))
     await until(lambda: gateway.model.gate.meter.held == 1)
@@ -237,6 +234,7 @@ async def test_requests_wait_while_the_policy_is_updated(quiet_gateway):
     gateway.model.gate.open()
     assert (await asking).choices[0].model_extra["art"]["policy_version"] == 3
 
+    gateway.model.gate = Gate(0.1)
     gateway.model.gate.close()
     with pytest.raises(openai.RateLimitError) as caught:
         await client.chat.completions.create(model="m", messages=HELLO)

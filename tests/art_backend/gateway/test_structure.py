@@ -239,9 +239,9 @@ async def test_anthropic_keeps_formats_and_tool_choices(claude, stream):
 @pytest.mark.parametrize(
     ("structure", "pattern"),
     [
-        ({"regex": "[ab]{3}/[0-9]+;"}, "[ab]{3}/[0-9]+;"),
+        ({"regex": "[ab]{3}/[0-9]{1,9};"}, "[ab]{3}/[0-9]{1,9};"),  # bounded: a random model likes to repeat itself
         ({"choice": ['left "now"', "right"]}, 'left "now"|right'),
-        ({"grammar": 'start: "x"+ y\ny: /[0-9]/'}, "x+[0-9]"),
+        ({"grammar": 'start: "x" "x"? y\ny: /[0-9]/'}, "xx?[0-9]"),
         ({"json": {"enum": [1, 22]}}, "1|22"),
     ],
 )

@@ -64,7 +64,7 @@ async def test_a_killed_trainer_resumes_bit_for_bit(setup, make_groups, tmp_path
         killed = time.monotonic()
         with pytest.raises(ProcessDiedError, match="SIGKILL"):
             await step
-        assert time.monotonic() - killed < 5
+        assert time.monotonic() - killed < 30, "not when a step would have ended"
         assert not trainer.alive
         with pytest.raises(ProcessDiedError):
             await trainer.train(step_of(batches[3], 4))
@@ -99,16 +99,20 @@ async def test_a_stopped_trainer_is_noticed_and_treated_as_dead(setup, make_grou
         await trainer.close()
 
 
-def test_a_worker_says_that_it_lives_while_a_command_takes_long():
+def test_a_worker_says_that_it_lives_while_a_command_takes_long(monkeypatch):
+    monkeypatch.setattr(worker, "BEAT_S", 0.05)
     said = io.StringIO()
     events = worker._Events(said)
     with events.alive():
-        time.sleep(3.5 * worker.BEAT_S)
+        deadline = time.monotonic() + 60
+        while said.getvalue().count("alive") < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     events.send("result")
     assert set(said.getvalue().splitlines()[:-1]) == {'{"event": "alive"}'}
     assert said.getvalue().endswith('{"event": "result"}\n')
     size = len(said.getvalue())
-    time.sleep(1.5 * worker.BEAT_S)
+    time.sleep(10 * worker.BEAT_S)
     assert len(said.getvalue()) == size, "and no longer"
 
 
@@ -126,7 +130,10 @@ async def test_a_missing_model_is_an_answer_and_not_a_death(setup, make_groups, 
 
 def test_the_worker_ends_when_its_input_ends():
     worker = subprocess.run(
-        [sys.executable, "-m", "art_backend.training.worker"], stdin=subprocess.DEVNULL, capture_output=True, timeout=60
+        [sys.executable, "-m", "art_backend.training.worker"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=150,
     )
     assert worker.returncode == 0
     assert worker.stdout == b""
