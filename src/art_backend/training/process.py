@@ -147,12 +147,6 @@ class TrainerProcess:
         """Make the process give its device's memory back; the next step takes it again."""
         await self._call({"command": "rest"}, expect="rested", deadline_s=STALL_DEADLINE_S, doing="leaving the device")
 
-    async def release(self) -> None:
-        """Make the process forget the model and give its memory back; the next step loads it again."""
-        await self._call(
-            {"command": "release"}, expect="released", deadline_s=STALL_DEADLINE_S, doing="releasing memory"
-        )
-
     async def close(self) -> None:
         """End the process. What it had not saved is lost; checkpoints are whole."""
         await self._child.stop(grace_s=0.5)

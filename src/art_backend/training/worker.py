@@ -8,7 +8,6 @@ when its input ends: nothing is lost, because a checkpoint appears whole or not 
     {"command": "train", "batch": "/path/batch.json"}   → {"event": "progress", "done": …, "total": …}*, {"event": "result", …}
     any command                                         → {"event": "alive"} once a second, until it is answered
     {"command": "rest"}                                 → {"event": "rested"}
-    {"command": "release"}                              → {"event": "released"}
     any failure                                         → {"event": "error", "code": …, "message": …, "param": …}
 """
 
@@ -107,9 +106,6 @@ def _serve(commands: "queue.Queue[dict[str, Any]]", events: _Events) -> None:
                     case "rest" if trainer is not None:
                         trainer.rest()
                         events.send("rested")
-                    case "release" if trainer is not None:
-                        trainer.release()
-                        events.send("released")
                     case unknown:
                         raise ServiceError(f"Unknown trainer command {unknown!r}, or no setup before it.")
         except ServiceError as error:

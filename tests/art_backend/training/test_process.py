@@ -54,7 +54,7 @@ async def test_a_killed_trainer_resumes_bit_for_bit(setup, make_groups, tmp_path
         with pytest.raises(BadRequestError) as caught:
             await trainer.train(step_of([[]], 2))
         assert caught.value.param == "groups.0"
-        await trainer.release()
+        await trainer.rest()
         outputs += [await trainer.train(step_of(batches[i], i + 1)) for i in (1, 2)]
 
         started = asyncio.Event()
