@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, get_origin
 
 import typer
 import uvicorn
@@ -23,6 +23,7 @@ from art_backend.app import build_app
 from art_backend.devices import Placement, PlacementKind, parse_device_list
 from art_backend.engines.process import Launcher
 from art_backend.errors import ConflictError, ServiceError
+from art_backend.models.compute import Dtype
 from art_backend.service import Service
 from art_backend.settings import Settings
 from art_backend.store.database import explain_damage
@@ -123,10 +124,7 @@ def export(
     path: Annotated[Path, typer.Option(help="Directory of the service that trained the model.")] = Path(".art"),
     step: Annotated[int | None, typer.Option(min=0, help="Version to export. Default: the latest.")] = None,
     merged: Annotated[bool, typer.Option("--merged", help="Merge the adapter into its base model's weights.")] = False,
-    dtype: Annotated[
-        Literal["auto", "bfloat16", "float16", "float32"],
-        typer.Option(help="Data type of merged weights; auto: the base model's."),
-    ] = "auto",
+    dtype: Annotated[Dtype, typer.Option(help="Data type of merged weights; auto: the base model's.")] = "auto",
     cache: Annotated[Path | None, typer.Option(envvar="ART_CACHE", help="Where prepared base models are kept.")] = None,
 ) -> None:
     """Write a trained model as a Hugging Face folder, tokenizer included.

@@ -189,7 +189,7 @@ class StepRunner:
             await process.guard(self._policy.drain(), deadline_s=None, doing="finishing completions")
             await self._call(process.client.pause("keep"), "pausing")
             if not self._dedicated:
-                await self._call(process.client.sleep(1), "going to sleep")
+                await self._call(process.client.sleep(), "going to sleep")
                 self._asleep = ["weights", "kv_cache"]
         except _ENGINE_LOST:
             _log.exception("The engine died while it was paused; it will restart when needed.")

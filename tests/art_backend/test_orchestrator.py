@@ -28,7 +28,7 @@ async def test_the_order_of_a_step():
     result = await world.step()
     assert world.calls == [
         "pause(keep) [held]",
-        "sleep(1) [held]",
+        "sleep [held]",
         "train(1)",
         "rest",
         "wake_up(weights) [held]",
@@ -365,7 +365,7 @@ async def test_whole_weights_are_replaced_when_nothing_is_in_flight():
     await step
     assert world.calls == [
         "pause(keep) [held]",
-        "sleep(1) [held]",
+        "sleep [held]",
         "train(1)",
         "rest",
         "wake_up(weights) [held]",

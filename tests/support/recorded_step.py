@@ -32,8 +32,8 @@ class FakeEngine:
     async def pause(self, mode):
         self._note(f"pause({mode})")
 
-    async def sleep(self, level):
-        self._note(f"sleep({level})")
+    async def sleep(self):
+        self._note("sleep")
 
     async def wake_up(self, tags):
         self._note(f"wake_up({'+'.join(tags)})")

@@ -134,9 +134,9 @@ class EngineClient:
     async def is_paused(self) -> bool:
         return bool((await self._ask("GET", "/is_paused"))["is_paused"])
 
-    async def sleep(self, level: int = 1) -> None:
+    async def sleep(self) -> None:
         """Free the accelerator's memory. Pause first."""
-        await self._post("/sleep", params={"level": level, "mode": "keep"})
+        await self._post("/sleep", params={"level": 1, "mode": "keep"})
 
     async def wake_up(self, tags: Iterable[SleepTag] = ()) -> None:
         """Take back the memory of ``tags``; of both where none is named."""

@@ -17,12 +17,13 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from art_backend.devices import visible
 from art_backend.engines.client import EngineClient, EngineError, EngineUnreachableError
 from art_backend.engines.contract import Member
 from art_backend.engines.key_check.art_key_check import KEY_VARIABLE
+from art_backend.models.compute import Dtype
 from art_backend.process import BRIEF_WAITING, EQUAL_ROWS, ChildProcess, DeadlineExceededError, ProcessDiedError
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ class EngineSettings:
     max_loras: int = 8
     """Most adapter versions loaded at the same time; 0: none, for a model whose own weights are replaced."""
     max_lora_rank: int = 64
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    dtype: Dtype = "auto"
     threads: int | None = None
     """CPU threads; ``None`` takes one per core."""
     kv_cache_mib: int = 1024

@@ -250,11 +250,11 @@ class EngineRouter:
             finally:
                 self._open.set()
 
-    async def sleep(self, level: int = 1) -> None:
+    async def sleep(self) -> None:
         for starting in self._starting:  # it would take the memory that is being given away
             starting.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
-        await self._all(lambda client: client.sleep(level))
+        await self._all(lambda client: client.sleep())
 
     async def wake_up(self, tags: Iterable[SleepTag] = ()) -> None:
         wanted = list(tags)

@@ -1,6 +1,7 @@
 """Where a model is computed, and in which type: one answer for the engine, the trainer and reward models."""
 
 import os
+from typing import Literal
 
 import torch
 from torch import nn
@@ -9,6 +10,8 @@ from art_backend.errors import BadRequestError
 
 DTYPE_VARIABLE = "ART_COMPUTE_DTYPE"
 """Environment variable that replaces what ``auto`` would choose: ``bfloat16`` or ``float32``."""
+
+Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 

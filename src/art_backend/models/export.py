@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Literal
 
 import torch
 from peft import PeftModel
@@ -18,13 +17,12 @@ from art.wire import RegisterModel
 from art_backend.errors import BadRequestError, ConflictError, ModelNotAvailableError, NotFoundError, StorageFailedError
 from art_backend.models.base import default_cache, find_base_model, give_ordinary_modes
 from art_backend.models.card import ModelCard
+from art_backend.models.compute import Dtype
 from art_backend.models.origins import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from art_backend.settings import Settings
 from art_backend.store.checkpoints import CheckpointStore
 from art_backend.store.database import open_database
 from art_backend.store.runs import RunStore
-
-ExportDtype = Literal["auto", "bfloat16", "float16", "float32"]
 
 
 def export_model(
@@ -34,7 +32,7 @@ def export_model(
     *,
     step: int | None = None,
     merged: bool = False,
-    dtype: ExportDtype = "auto",
+    dtype: Dtype = "auto",
 ) -> ModelCard:
     """Write a version of a model into the new folder ``target``, with its tokenizer and its card, ``README.md``.
 
@@ -123,7 +121,7 @@ def _copy_adapter(checkpoint: Path, target: Path, base_model: str) -> None:
     (target / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True))
 
 
-def _merge(base: Path, checkpoint: Path | None, dtype: ExportDtype) -> PreTrainedModel:
+def _merge(base: Path, checkpoint: Path | None, dtype: Dtype) -> PreTrainedModel:
     """The base model plus the adapter, in the type that is saved."""
     try:
         own = AutoConfig.from_pretrained(base).dtype

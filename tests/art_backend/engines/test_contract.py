@@ -366,7 +366,7 @@ async def test_sleep_and_wake_leave_answers_unchanged(client):
     async with streams(client) as running:
         await client.pause("keep")
         frozen_at = (await count_sampled(client) - before) / CROWD
-        await client.sleep(1)
+        await client.sleep()
         assert await client.is_sleeping()
         await client.wake_up(["weights"])
         await client.wake_up(["kv_cache"])

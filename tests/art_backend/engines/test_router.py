@@ -78,7 +78,7 @@ class FakeClient:
         self._note("resume")
         self.going.set()
 
-    async def sleep(self, level):
+    async def sleep(self):
         self._note("sleep")
 
     async def wake_up(self, tags):

@@ -34,10 +34,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--served-model-name", help="name of the base model in requests; default: the directory")
     parser.add_argument("--uds", required=True, help="path of the Unix socket to listen on")
     parser.add_argument("--dtype", choices=["auto", *DTYPES], default="auto")
-    parser.add_argument("--device", help="torch device; default: cuda where there is one, else cpu")
     parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion; default: the model's limit")
     parser.add_argument("--max-num-seqs", type=int, default=64, help="most sequences computed at the same time")
-    parser.add_argument("--max-num-batched-tokens", type=int, help="most tokens computed in one step")
     parser.add_argument("--max-loras", type=int, default=8, help="most adapters loaded at the same time")
     parser.add_argument("--max-lora-rank", type=int, default=64)
     parser.add_argument("--kv-cache-mib", type=int, default=1024, help="size of the KV cache")
@@ -50,7 +48,7 @@ def main(argv: list[str]) -> None:
     api_key = os.environ.get(KEY_VARIABLE, "")
     if not api_key:
         raise SystemExit(f"Set {KEY_VARIABLE}: this server loads weights for anyone who has its key.")
-    device = torch.device(options.device) if options.device else choose_device()
+    device = choose_device()
 
     def load() -> ModelRunner:
         if options.threads:
@@ -73,7 +71,7 @@ def main(argv: list[str]) -> None:
         runner,
         served_name=options.served_model_name or str(options.model),
         max_num_seqs=options.max_num_seqs,
-        token_budget=options.max_num_batched_tokens or (512 if device.type == "cpu" else 8192),
+        token_budget=512 if device.type == "cpu" else 8192,
         max_loras=options.max_loras,
         max_lora_rank=options.max_lora_rank,
         publish=deliveries.publish,

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 
-from art_backend.engines.contract import GenerationDelta
+from art_backend.engines.contract import GenerationDelta, PauseMode, SleepTag
 from art_backend.engines.torch_engine.adapters import Adapter, AdapterError, Matrices, read_adapter
 from art_backend.engines.torch_engine.blocks import BlockCache
 from art_backend.engines.torch_engine.model_thread import ModelThread
@@ -30,7 +30,6 @@ from art_backend.tokens.grammar.guidance import StructureError
 
 T = TypeVar("T")
 
-PauseMode = Literal["keep", "wait", "abort"]
 Output = tuple[Sequence, GenerationDelta | Exception]
 
 CRASHED = 70
@@ -86,7 +85,7 @@ class Engine:
         self.cache = BlockCache(runner.pool.num_blocks)
         self.scheduler = Scheduler(self.cache, max_num_seqs=max_num_seqs, token_budget=token_budget)
         self.adapters: dict[str, Adapter] = {}
-        self.sleeping: set[Literal["weights", "kv_cache"]] = set()
+        self.sleeping: set[SleepTag] = set()
         self._publish = publish
         self._next_adapter_id = 1
         self._commands: deque[Callable[[], None]] = deque()
@@ -184,7 +183,7 @@ class Engine:
         """Give up the accelerator's memory. Nothing runs until both parts are awake again."""
         return self.call(self._sleep)
 
-    def wake_up(self, tags: set[Literal["weights", "kv_cache"]]) -> Future[None]:
+    def wake_up(self, tags: set[SleepTag]) -> Future[None]:
         """Take back the memory of ``tags``."""
         return self.call(lambda: self._wake_up(tags))
 
@@ -365,7 +364,7 @@ class Engine:
             torch.cuda.empty_cache()
         self.sleeping = {"weights", "kv_cache"}
 
-    def _wake_up(self, tags: set[Literal["weights", "kv_cache"]]) -> None:
+    def _wake_up(self, tags: set[SleepTag]) -> None:
         if "weights" in tags & self.sleeping and self.runner.device.type != "cpu":
             self.runner.move_weights(self.runner.device, list(self.adapters.values()))
         if "kv_cache" in tags & self.sleeping:

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan
 
-from art_backend.engines.contract import GenerationDelta, Sampling
+from art_backend.engines.contract import GenerationDelta, Sampling, SleepTag
 from art_backend.engines.key_check.art_key_check import KeyCheck
 from art_backend.engines.torch_engine.adapters import AdapterError
 from art_backend.engines.torch_engine.engine import Engine, NameTakenError, Output, UnknownModelError
@@ -208,7 +208,7 @@ def build_app(engine: Engine, *, api_key: str, lifespan: Lifespan[Starlette]) ->
         return Response()
 
     async def wake_up(request: Request) -> Response:
-        tags: set[Literal["weights", "kv_cache"]] = set()
+        tags: set[SleepTag] = set()
         for tag in request.query_params.getlist("tags") or ("weights", "kv_cache"):
             if tag not in ("weights", "kv_cache"):
                 raise RequestError(400, f"tags={tag!r} is not one of weights, kv_cache.")
