@@ -27,6 +27,7 @@ from art_backend.errors import BadRequestError
 from art_backend.models.compute import choose_dtype
 from art_backend.planning.memory import GPU_MEMORY_SHARE, VERSIONS_IN_A_BATCH
 from art_backend.settings import EngineKind
+from art_backend.store.checkpoints import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that ``--max-lora-rank`` takes."""
@@ -333,7 +334,7 @@ def write_zero_adapter(model_path: Path, directory: Path) -> Path:
         f"{module}.lora_A.weight": torch.zeros(1, inputs),
         f"{module}.lora_B.weight": torch.zeros(outputs, 1),
     }
-    save_file(tensors, directory / "adapter_model.safetensors")
+    save_file(tensors, directory / ADAPTER_WEIGHTS)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -342,7 +343,7 @@ def write_zero_adapter(model_path: Path, directory: Path) -> Path:
         "target_modules": [module.rsplit(".", 1)[1]],
         "bias": "none",
     }
-    (directory / "adapter_config.json").write_text(json.dumps(config))
+    (directory / ADAPTER_CONFIG).write_text(json.dumps(config))
     return directory
 
 

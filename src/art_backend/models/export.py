@@ -18,9 +18,8 @@ from art_backend.errors import BadRequestError, ConflictError, ModelNotAvailable
 from art_backend.models.base import default_cache, find_base_model, give_ordinary_modes
 from art_backend.models.card import ModelCard
 from art_backend.models.compute import Dtype
-from art_backend.models.origins import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from art_backend.settings import Settings
-from art_backend.store.checkpoints import CheckpointStore
+from art_backend.store.checkpoints import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CheckpointStore
 from art_backend.store.database import open_database
 from art_backend.store.runs import RunStore
 

@@ -19,11 +19,9 @@ from safetensors import SafetensorError, safe_open
 from art.wire import LoraSpec, RegisterModel
 from art_backend.errors import BadRequestError, ConflictError, ModelNotAvailableError, NotFoundError, StorageFailedError
 from art_backend.settings import Settings
-from art_backend.store.checkpoints import MANIFEST, CheckpointStore
+from art_backend.store.checkpoints import ADAPTER_CONFIG, ADAPTER_WEIGHTS, MANIFEST, CheckpointStore
 
 ORIGIN = "origin.json"
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 _FORK = re.compile(r"(?:(?P<project>[\w.-]+)/)?(?P<name>[\w.-]+)@(?P<step>\d+|latest)")
 _HARMLESS: dict[str, tuple[Any, ...]] = {

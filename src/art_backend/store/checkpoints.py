@@ -1,6 +1,6 @@
 """Checkpoints: one directory per step, which appears whole by one atomic rename and is never written again.
 
-A checkpoint ``{directory}/{step:04d}`` holds a PEFT adapter (``adapter_config.json``, ``adapter_model.safetensors``), the
+A checkpoint ``{directory}/{step:04d}`` holds a PEFT adapter (``ADAPTER_CONFIG``, ``ADAPTER_WEIGHTS``), the
 trainer's state, and ``manifest.json`` with the size and SHA-256 of every file. What is being written, or being deleted,
 lies in a hidden directory beside it until it is whole, or gone; ``kill -9`` leaves nothing but such a leftover.
 
@@ -21,6 +21,8 @@ from art.wire import Checkpoint
 from art_backend.errors import ConflictError, NotFoundError, StorageFailedError
 
 MANIFEST = "manifest.json"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _STEP_NAME = re.compile(r"\d{4,}")
 _LEFTOVER_NAME = re.compile(r"\.(?:saving|deleting)-\d+-(?P<pid>\d+)-[0-9a-f]+")
 

@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, addmm, nn
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
+from art_backend.store.checkpoints import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+
 _PREFIX = "base_model.model."
 
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -73,30 +73,30 @@ def read_adapter(path: Path, *, max_rank: int) -> dict[str, Matrices]:
         AdapterError: Not a readable LoRA, or one with features that are not served.
     """
     try:
-        config = json.loads((path / CONFIG_FILE).read_text())
-        tensors = load_file(path / WEIGHTS_FILE)
+        config = json.loads((path / ADAPTER_CONFIG).read_text())
+        tensors = load_file(path / ADAPTER_WEIGHTS)
     except OSError as error:
         raise AdapterError(f"lora_path {str(path)!r} is not a readable PEFT adapter: {error}") from None
     except (SafetensorError, json.JSONDecodeError) as error:
         raise AdapterError(f"lora_path {str(path)!r} is damaged: {error}") from error
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise AdapterError(f"{path / CONFIG_FILE}: only adapters with peft_type LORA are served.")
+        raise AdapterError(f"{path / ADAPTER_CONFIG}: only adapters with peft_type LORA are served.")
     for field, harmless in _UNSUPPORTED.items():
         if field in config and config[field] not in harmless:
-            raise AdapterError(f"{path / CONFIG_FILE}: {field}={config[field]!r} is not supported by this engine.")
+            raise AdapterError(f"{path / ADAPTER_CONFIG}: {field}={config[field]!r} is not supported by this engine.")
     alpha_pattern: dict[str, float] = config.get("alpha_pattern") or {}
     weights: dict[str, Matrices] = {}
     for key in sorted(tensors):
         match = re.fullmatch(re.escape(_PREFIX) + r"(.+)\.lora_(A|B)\.weight", key)
         if match is None:
-            raise AdapterError(f"{path / WEIGHTS_FILE}: tensor {key!r} is not a LoRA matrix of a linear layer.")
+            raise AdapterError(f"{path / ADAPTER_WEIGHTS}: tensor {key!r} is not a LoRA matrix of a linear layer.")
         if match[2] == "B":
             continue
         module = match[1]
         a = tensors[key]
         b = tensors.get(f"{_PREFIX}{module}.lora_B.weight")
         if b is None:
-            raise AdapterError(f"{path / WEIGHTS_FILE}: {module} has lora_A but no lora_B.")
+            raise AdapterError(f"{path / ADAPTER_WEIGHTS}: {module} has lora_A but no lora_B.")
         rank = a.shape[0]
         if rank > max_rank:
             raise AdapterError(f"Rank {rank} of {module} exceeds this engine's --max-lora-rank {max_rank}.")
@@ -106,7 +106,7 @@ def read_adapter(path: Path, *, max_rank: int) -> dict[str, Matrices]:
         )
         weights[module] = Matrices(a, b, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
     if not weights:
-        raise AdapterError(f"{path / WEIGHTS_FILE} holds no LoRA matrices.")
+        raise AdapterError(f"{path / ADAPTER_WEIGHTS} holds no LoRA matrices.")
     return weights
 
 

@@ -15,14 +15,13 @@ from transformers import PreTrainedModel
 from art.wire import LoraSpec
 from art_backend.errors import ModelNotAvailableError
 from art_backend.models.compute import choose_device, choose_dtype
+from art_backend.store.checkpoints import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from art_backend.training.policy import unsloth
 from art_backend.training.policy.attention import Kind
 from art_backend.training.policy.base import Policy, choose_attention, load_base
 from art_backend.training.policy.fused import FusedLoraLinear, fuse
 from art_backend.training.state import save_tensors
 from art_backend.training.types import Precision
-
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 class AdapterPolicy(Policy):
@@ -97,7 +96,7 @@ class AdapterPolicy(Policy):
             | {n for n in tensors.keys() & mine.keys() if tensors[n].shape != mine[n].shape}
         )
         if wrong:
-            theirs = json.loads((directory / "adapter_config.json").read_text())
+            theirs = json.loads((directory / ADAPTER_CONFIG).read_text())
             raise ModelNotAvailableError(
                 f"The adapter in {directory} (rank {theirs.get('r')}, base model {theirs.get('base_model_name_or_path')!r}) does not"
                 f" fit this model; the first of {len(wrong)} weights that differ is {wrong[0]!r}. Register the model with the same"
