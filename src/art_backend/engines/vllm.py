@@ -197,30 +197,13 @@ def _launch(
         argv += ["--max-model-len", str(settings.max_model_len)]
     if not (settings.model_path / "tokenizer_config.json").is_file():
         argv += ["--skip-tokenizer-init"]
-    adapted = settings.max_loras > 0
-    if adapted:
-        slots, adapters = min(VERSIONS_IN_A_BATCH, settings.max_loras), settings.max_loras
-        if installation.device == "cpu":
-            slots, adapters = slots + 1, adapters + 1
+    on_cpu = installation.device == "cpu"
+    if settings.max_loras:
+        more = int(on_cpu)  # the base model, which is an adapter there
+        slots = min(VERSIONS_IN_A_BATCH, settings.max_loras) + more
         argv += ["--enable-lora", "--max-lora-rank", str(_rank(settings.max_lora_rank))]
-        argv += ["--max-loras", str(slots), "--max-cpu-loras", str(adapters)]
-    if installation.device == "cuda":
-        argv += ["--gpu-memory-utilization", str(GPU_MEMORY_SHARE)]
-        argv += ["--enable-sleep-mode"] if settings.sleeps else []
-        argv += ["--tensor-parallel-size", str(len(settings.devices))] if len(settings.devices) > 1 else []
-    else:
-        argv += ["--kv-cache-memory-bytes", str(settings.kv_cache_mib * 2**20)]
-        argv += ["--distributed-executor-backend", "uni", "--block-size", str(CPU_BLOCK)]
-    if installation.device == "cpu" and adapted:
-        zero = write_zero_adapter(
-            settings.model_path, settings.log_path.with_name(f"{settings.log_path.stem}-zero-adapter")
-        )
-        argv += ["--served-model-name", BARE_NAME, "--lora-modules", f"{settings.served_name}={zero}"]
-    else:
-        argv += ["--served-model-name", settings.served_name]
-    if installation.device == "cpu" and not adapted:
-        argv += ["--enforce-eager"]
-        _refuse_tied(settings.model_path)
+        argv += ["--max-loras", str(slots), "--max-cpu-loras", str(settings.max_loras + more)]
+    argv += _cpu_arguments(settings) if on_cpu else _cuda_arguments(settings)
     env = {
         KEY_VARIABLE: api_key,
         "VLLM_API_KEY": api_key,
@@ -230,19 +213,38 @@ def _launch(
         "PYTHONPATH": _python_path(),
     }
     defaults = {"VLLM_NO_USAGE_STATS": "1"}
-    if installation.device == "cpu":
+    if on_cpu:
         defaults |= CPU_ENVIRONMENT | CPU_ONLY
         if settings.threads is not None:
             defaults["OMP_NUM_THREADS"] = str(settings.threads)
-    client = partial(VllmClient, served_name=settings.served_name)
     return Launch(
         name="vLLM engine",
         argv=[*argv, *arguments],
         env=env,
         defaults=defaults,
-        client=client,
+        client=partial(VllmClient, served_name=settings.served_name),
         death_signal=signal.SIGTERM,  # so that it can end its own processes
     )
+
+
+def _cuda_arguments(settings: EngineSettings) -> list[str]:
+    argv = ["--served-model-name", settings.served_name, "--gpu-memory-utilization", str(GPU_MEMORY_SHARE)]
+    if settings.sleeps:
+        argv += ["--enable-sleep-mode"]
+    if len(settings.devices) > 1:
+        argv += ["--tensor-parallel-size", str(len(settings.devices))]
+    return argv
+
+
+def _cpu_arguments(settings: EngineSettings) -> list[str]:
+    argv = ["--kv-cache-memory-bytes", str(settings.kv_cache_mib * 2**20)]
+    argv += ["--distributed-executor-backend", "uni", "--block-size", str(CPU_BLOCK)]
+    if settings.max_loras:
+        log = settings.log_path
+        zero = write_zero_adapter(settings.model_path, log.with_name(f"{log.stem}-zero-adapter"))
+        return [*argv, "--served-model-name", BARE_NAME, "--lora-modules", f"{settings.served_name}={zero}"]
+    _refuse_tied(settings.model_path)
+    return [*argv, "--served-model-name", settings.served_name, "--enforce-eager"]
 
 
 def _refuse_tied(model_path: Path) -> None:
