@@ -12,7 +12,7 @@ from art_backend.serving.policies import ServedPolicy
 from art_backend.store.captures import CaptureStore
 from art_backend.store.runs import RunStore
 from art_backend.tokens.render import ChatRenderer
-from art_backend.tokens.rows import build_rows, learn_everything, spell_conversation
+from art_backend.tokens.rows import build_rows, describe_untrainable, learn_everything, spell_conversation
 from art_backend.tokens.tree import Turn
 from art_backend.training.types import ScoredTrajectory
 
@@ -29,8 +29,8 @@ class _Found:
     rows: list[TokenRow]
     turns: list[str]
     """Ids of the captured turns that it holds."""
-    untrainable: list[str]
-    """One sentence per turn that cannot be trained."""
+    untrainable: list[Turn]
+    """Captured turns that cannot be trained."""
 
 
 class ExampleFinder:
@@ -53,7 +53,7 @@ class ExampleFinder:
         """
         scored: list[list[ScoredTrajectory]] = []
         silent: list[tuple[str, Example]] = []
-        untrainable: list[tuple[str, str]] = []
+        untrainable: list[tuple[str, Turn]] = []
         trained_by: dict[str, str] = {}
         for g, group in enumerate(groups):
             if not group.trajectories:
@@ -68,12 +68,12 @@ class ExampleFinder:
                 for turn in found.turns:
                     _check_once(turn, where, trained_by.setdefault(turn, where))
                 scored[g].append(ScoredTrajectory(trajectory.reward, found.rows))
-                untrainable += [(where, sentence) for sentence in found.untrainable]
+                untrainable += [(where, turn) for turn in found.untrainable]
                 if not (found.rows or found.untrainable):
                     silent.append((where, trajectory))
         if untrainable and not any(trajectory.rows for group in scored for trajectory in group):
-            where, why = untrainable[0]
-            raise BadRequestError(f"{where}: no token to train on. {why}", param=where)
+            where, first = untrainable[0]
+            raise BadRequestError(f"{where}: no token to train on. {describe_untrainable(first)}", param=where)
         return scored, tell_untrainable(untrainable) + self._tell_silent(silent)
 
     async def find_rows_to_imitate(
@@ -170,16 +170,15 @@ def _check_once(turn: str, where: str, first: str) -> None:
         )
 
 
-def tell_untrainable(found: Sequence[tuple[str, str]]) -> list[str]:
+def tell_untrainable(found: Sequence[tuple[str, Turn]]) -> list[str]:
     """One sentence for each reason why turns were left out.
 
     Args:
-        found: (the path of a trajectory, a sentence of ``build_rows``).
+        found: (the path of a trajectory, one of its turns that cannot be trained).
     """
-    by_reason: dict[str, list[str]] = {}
-    for where, sentence in found:
-        turn, _, reason = sentence.partition(" cannot be trained: ")
-        by_reason.setdefault(reason, []).append(f"{where}, {turn}")
+    by_reason: dict[str | None, list[str]] = {}
+    for where, turn in found:
+        by_reason.setdefault(turn.untrainable, []).append(f"{where}, turn {turn.id}")
     return [
         f"{len(places)} turns were left out (the first: {places[0]}): {reason}" for reason, places in by_reason.items()
     ]

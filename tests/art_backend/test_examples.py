@@ -129,9 +129,8 @@ async def test_equal_rows_are_not_one_run(stores, policy):
 
 
 def test_turns_are_told_by_reason():
-    assert tell_untrainable([("e", f"turn t cannot be trained: {GREEDY}")] * 2) == [
-        f"2 turns were left out (the first: e, turn t): {GREEDY}"
-    ]
+    turn = SimpleNamespace(id="t", untrainable=GREEDY)
+    assert tell_untrainable([("e", turn)] * 2) == [f"2 turns were left out (the first: e, turn t): {GREEDY}"]
 
 
 async def test_tokens_of_another_vocabulary_and_of_nobody_are_refused(stores, policy):

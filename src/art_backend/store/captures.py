@@ -21,7 +21,7 @@ import orjson
 from art.wire import RolloutInfo, RolloutKind, RolloutRows, RolloutTree, TreeNode
 from art_backend.errors import NotFoundError
 from art_backend.store.database import SteadyClock, add_column, transaction
-from art_backend.tokens.rows import build_rows
+from art_backend.tokens.rows import build_rows, describe_untrainable
 from art_backend.tokens.setting import Setting
 from art_backend.tokens.tree import Prompt, Tree, Turn
 
@@ -264,7 +264,8 @@ class CaptureStore:
         """Training rows of all turns of a rollout."""
         self.get(rollout)
         rows, untrainable = build_rows(self.tree(rollout).turns.values())
-        return RolloutRows(rollout=rollout, rows=rows, untrainable_turns=untrainable)
+        problems = [describe_untrainable(turn) for turn in untrainable]
+        return RolloutRows(rollout=rollout, rows=rows, untrainable_turns=problems)
 
     def find_turns(self, turns: Sequence[str]) -> dict[str, list[Turn]]:
         """Single turns, by rollout.

@@ -20,7 +20,7 @@ from art_backend.tokens.setting import Setting
 from art_backend.tokens.tree import Turn
 
 
-def build_rows(turns: Collection[Turn], *, imitate: bool = False) -> tuple[list[TokenRow], list[str]]:
+def build_rows(turns: Collection[Turn], *, imitate: bool = False) -> tuple[list[TokenRow], list[Turn]]:
     """Turn captured turns into rows.
 
     Args:
@@ -28,10 +28,9 @@ def build_rows(turns: Collection[Turn], *, imitate: bool = False) -> tuple[list[
         imitate: What was said is to be learned, however it was sampled: every turn counts, and rows have temperature 1.
 
     Returns:
-        The rows, longest path first, and one sentence per turn that cannot be trained.
+        The rows, longest path first, and the turns that cannot be trained.
     """
-    refused = [] if imitate else [turn for turn in turns if turn.untrainable]
-    untrainable = [f"turn {turn.id} cannot be trained: {turn.untrainable}" for turn in refused]
+    untrainable = [] if imitate else [turn for turn in turns if turn.untrainable]
     wanted = {turn.id: turn for turn in turns if (imitate or not turn.untrainable) and turn.ids}
     rows: list[TokenRow] = []
     for leaf in sorted(wanted.values(), key=lambda turn: (-turn.length, turn.id)):
@@ -42,6 +41,11 @@ def build_rows(turns: Collection[Turn], *, imitate: bool = False) -> tuple[list[
             for turn in trained:
                 del wanted[turn.id]
     return rows, untrainable
+
+
+def describe_untrainable(turn: Turn) -> str:
+    """Say in one sentence why a turn cannot be trained."""
+    return f"turn {turn.id} cannot be trained: {turn.untrainable}"
 
 
 def learn_everything(rows: Sequence[TokenRow]) -> list[TokenRow]:

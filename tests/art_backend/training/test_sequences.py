@@ -2,7 +2,7 @@
 
 from array import array
 
-from art_backend.tokens.rows import build_rows, learn_everything
+from art_backend.tokens.rows import build_rows, describe_untrainable, learn_everything
 from art_backend.tokens.tree import Prompt, Turn
 
 COUNT = iter(range(10_000))
@@ -73,9 +73,9 @@ def test_temperatures_do_not_mix():
 def test_untrainable_turns_are_context_and_said_in_words():
     first = turn(prompt([1]), [2], untrainable="it was sampled with top_p=0.9")
     second = turn(prompt([3], first), [4])
-    (row,), (sentence,) = build_rows([first, second])
+    (row,), (untrainable,) = build_rows([first, second])
     assert shape(row) == [1, 2, 3, (4, "*")]
-    assert sentence == f"turn {first.id} cannot be trained: it was sampled with top_p=0.9"
+    assert describe_untrainable(untrainable) == f"turn {first.id} cannot be trained: it was sampled with top_p=0.9"
 
 
 def test_turns_with_the_same_ids_before_them_share_a_row():
