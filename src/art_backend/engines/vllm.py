@@ -117,7 +117,8 @@ def choose_launcher(kind: EngineKind, *, vllm_python: str | None, arguments: tup
     installation = None if kind == "torch" else find_vllm(vllm_python)
     if kind == "vllm" and installation is None:
         raise BadRequestError(f"engine: no vLLM in {vllm_python or 'this Python'}. {_INSTALL}", param="engine")
-    if installation is not None and (kind == "vllm" or _usable(installation)):
+    suits = installation is not None and installation.device == "cuda" and torch.cuda.is_available()
+    if installation is not None and (kind == "vllm" or suits):
         _log.info("Engine: vLLM %s (%s), in %s", installation.version, installation.device, installation.python)
         return vllm_engine(installation, arguments)
     if arguments:
@@ -128,12 +129,6 @@ def choose_launcher(kind: EngineKind, *, vllm_python: str | None, arguments: tup
         )
     _log.info("Engine: the embedded one (%s)", "as asked" if kind == "torch" else "no vLLM beside a CUDA device here")
     return torch_engine
-
-
-def _usable(installation: VllmInstallation) -> bool:
-    if installation.device != "cuda":
-        return False
-    return torch.cuda.is_available()
 
 
 def find_vllm(python: str | None = None) -> VllmInstallation | None:

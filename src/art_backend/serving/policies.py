@@ -128,8 +128,7 @@ class EngineHost:
                 self._process = await self._start(self.settings)
                 await self._load_again(self._process)
             except (ProcessDiedError, DeadlineExceededError, EngineUnreachableError) as error:
-                self._deaths += 1
-                await self.stop()
+                await self._bury()
                 raise EngineFailedError(str(error)) from error
             return self._process
 
@@ -139,12 +138,14 @@ class EngineHost:
             if not path.exists():
                 continue
             try:
-                await process.guard(process.client.load_adapter(name, path), deadline_s=120, doing=f"loading {name}")
+                await self._load(process, name, path)
             except EngineError:
                 _log.exception("The new engine did not take %s; requests for it fail with the reason", name)
-                continue
-            self.adapters[name] = path
         self._lost.clear()
+
+    async def _load(self, process: Engine, name: str, path: Path) -> None:
+        await process.guard(process.client.load_adapter(name, path), deadline_s=120, doing=f"loading {name}")
+        self.adapters[name] = path
 
     async def take_rank(self, rank: int) -> None:
         """Make sure that the engine takes adapters of ``rank``; restart one that does not, once it is idle."""
@@ -170,8 +171,7 @@ class EngineHost:
             idle = [other for other in self.adapters if not self.uses[other]]
             for other in idle[: max(0, len(self.adapters) - self.settings.max_loras + 1)]:
                 await self.unload(other)
-            await process.guard(process.client.load_adapter(name, path), deadline_s=120, doing=f"loading {name}")
-            self.adapters[name] = path
+            await self._load(process, name, path)
 
     async def load_weights(self, name: str, path: Path) -> None:
         """Make sure that the engine's model itself has the weights ``name``."""
@@ -207,6 +207,7 @@ class EngineHost:
             self.weights = self.settings.served_name
 
     async def _bury(self) -> None:
+        """Put away an engine that died."""
         self._deaths += 1
         await self.stop()
 
