@@ -68,7 +68,7 @@ def in_shape_of(find_surface: Callable[[Request], Surface]) -> Callable[[Endpoin
         async def answer(request: Request, **path: Any) -> Response:
             try:
                 return await endpoint(request, **path)
-            except Exception as error:  # noqa: BLE001  every error is told in the protocol's own shape
+            except Exception as error:  # noqa: BLE001  every error is sent in the protocol's own format
                 return ErrorResponse(find_surface(request), tell(error))
 
         return answer
