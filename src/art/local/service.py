@@ -14,15 +14,15 @@ import sys
 import tempfile
 import threading
 import weakref
-from importlib.util import find_spec
+from concurrent.futures import Future
 from pathlib import Path
 
-from art.errors import BackendDiedError, MissingExtraError
+from art.backend.machine import require
+from art.errors import BackendDiedError
 
 _LAUNCHER = Path(__file__).with_name("launch.py")
 _LOG_TAIL_LINES = 30
 _GRACE_S = 10.0
-_NEEDED = ("art_backend", "fastapi", "uvicorn", "torch", "transformers", "peft")
 
 
 class ServiceProcess:
@@ -65,8 +65,7 @@ class ServiceProcess:
         with self._lock:
             if self._process is not None and not self._ended.is_set():
                 return
-            if missing := [name for name in _NEEDED if find_spec(name) is None]:
-                raise MissingExtraError(f"LocalBackend needs {', '.join(missing)}, which", "backend")
+            require("LocalBackend")
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
             self.log_path.touch(mode=0o600)
             self.log_path.chmod(0o600)  # it may be an older one
@@ -77,18 +76,12 @@ class ServiceProcess:
                 *(sys.executable, "-m", "art_backend", "serve", "--listener", str(listener.fileno())),
                 *("--path", str(self.path), "--ready-file", str(self._ready_file), "--watch-stdin", *self._arguments),
             ]
-            started = threading.Event()
-            failure: list[OSError] = []
             self._ended = threading.Event()
+            started: Future[None] = Future()
             threading.Thread(
-                target=self._run,
-                args=(command, listener, self._ended, started, failure),
-                name="art-service",
-                daemon=True,
+                target=self._run, args=(command, listener, started, self._ended), name="art-service", daemon=True
             ).start()
-            started.wait()
-            if failure:
-                raise failure[0]
+            started.result()
             _running.add(self)
 
     def other_holder(self) -> str | None:
@@ -173,9 +166,8 @@ class ServiceProcess:
         self,
         command: list[str],
         listener: socket.socket,
+        started: "Future[None]",
         ended: threading.Event,
-        started: threading.Event,
-        failure: list[OSError],
     ) -> None:
         """Start the child and wait for its end.
 
@@ -192,13 +184,12 @@ class ServiceProcess:
                     process_group=0,  # Ctrl-C in the terminal is ours to handle, not the service's
                     pass_fds=[listener.fileno()],
                 )
-        except OSError as error:
-            failure.append(error)
+        except (OSError, ValueError) as error:  # no such program, or an argument that no process can be given
             ended.set()
-            started.set()
+            started.set_exception(error)
             return
         self._process = process
-        started.set()
+        started.set_result(None)
         process.wait()
         if process.stdin is not None:
             process.stdin.close()

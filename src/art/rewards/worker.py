@@ -5,17 +5,17 @@ import os
 import shutil
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
-from art.errors import BackendDiedError, BadRequestError, MissingExtraError
+from art.backend.machine import require
+from art.errors import BackendDiedError, BadRequestError
 from art.wire.base import Wire
 from art.wire.rewards import RewardFailure
 
 W = TypeVar("W", bound=Wire)
 
-_NEEDED = ("art_backend", "torch", "transformers", "trl")
+_PACKAGES = ("art_backend", "torch", "transformers", "trl")
 _LOG_TAIL_LINES = 20
 _LINE_BYTES = 256 * 2**20
 
@@ -72,8 +72,7 @@ class RewardWorker:
 
     async def _running(self) -> asyncio.subprocess.Process:
         if self._process is None:
-            if missing := [name for name in _NEEDED if find_spec(name) is None]:
-                raise MissingExtraError(f"A reward model needs {', '.join(missing)}, which", "backend,trl")
+            require("A reward model", _PACKAGES, "backend,trl")
             self._log.parent.mkdir(exist_ok=True)
             with self._log.open("ab") as log:
                 self._process = await asyncio.create_subprocess_exec(

@@ -9,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from art.backend import machine
 from art.cli import app
 
 
@@ -61,6 +62,16 @@ def test_the_backend_explains_its_own_commands(command: str) -> None:
     assert f"Usage: art {command} [OPTIONS]" in shown.stdout
     assert "--ready-file" not in shown.stdout, "an option for programs"
     assert max(map(len, shown.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("arguments", [["serve"], ["export", "p/m"], ["doctor", "--model", "m"]])
+def test_a_command_of_the_backend_says_what_is_missing(arguments, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "find_spec", lambda name: None if name in ("torch", "peft") else object())
+    refused = CliRunner().invoke(app, arguments)
+    assert refused.exit_code == 1
+    assert refused.stderr == (
+        "Error: The backend is not installed: torch, peft. Install it: pip install 'art-trainer[backend]'\n"
+    )
 
 
 def test_completion_of_the_shell() -> None:
