@@ -5,6 +5,7 @@ import pytest
 from tests.support.recording_backend import Recorder
 
 import art
+from art.logs.rows import is_trainable
 from art.loop.groups import ScenarioCursor
 from art.metrics import MetricsBuilder
 from art.pipeline_trainer import PipelineTrainer, make_group_rollout_fn
@@ -77,25 +78,27 @@ async def test_failed_scenarios_are_told_and_a_broken_agent_ends_the_run(make, c
         await (await make(itertools.repeat("broken"), resume=False)).train(handle_signals=False)
 
 
-async def test_stages_work_alone(make, read_history):
+async def test_a_group_keeps_what_its_scenario_says_of_itself(make):
     trainer = await make([{"metadata": {"scenario_id": 7, "level": "hard", "data": [1]}}], min_batch_size=1)
-    await trainer._rollout_worker(0)
-    group = trainer._output_queue.get_nowait()
+    await trainer.train(handle_signals=False)
+    ((group,),) = make.backend.batches
     assert group.metadata == {"scenario_id": 7, "scenario_level": "hard"}
     assert [t.initial_policy_version for t in group] == [0, 0]
 
-    trainer = await make([], min_batch_size=2)
-    trainer._step = 9
-    queue = asyncio.Queue()
+
+async def test_old_groups_and_those_without_signal_are_left_out(make, read_history):
     fresh = [
         art.TrajectoryGroup([art.Trajectory(reward=r, initial_policy_version=8) for r in (0, 1)]) for _ in range(2)
     ]
     stale = art.TrajectoryGroup([art.Trajectory(reward=r, initial_policy_version=v) for r, v in ((0, 9), (1, 4))])
     flat = art.TrajectoryGroup([art.Trajectory(reward=1), art.Trajectory(reward=1)])
-    for item in (stale, fresh[0], flat, fresh[1], None):
-        queue.put_nowait(item)
-    trainer._output_queue = queue
-    await trainer._training_stage()
+
+    async def give(model, group, config):
+        return group
+
+    make.backend.step = 9
+    trainer = await make([stale, fresh[0], flat, fresh[1]], give, min_batch_size=2, num_rollout_workers=1)
+    await trainer.train(handle_signals=False)
     assert make.backend.batches == [fresh]
     train, discarded = read_history(trainer.model)
     assert (train["train/discarded_stale_groups"], train["train/steps_off_policy"]) == (1.0, 1.0)
@@ -103,10 +106,12 @@ async def test_stages_work_alone(make, read_history):
 
 
 async def test_a_group_without_a_single_run_is_an_error(make):
-    trainer = await make([])
-    trainer._output_queue.put_nowait(art.TrajectoryGroup([ValueError("all broke")]))
+    async def fail(model, scenario, config):
+        return art.TrajectoryGroup([ValueError("all broke")])
+
+    trainer = await make(range(3), fail)
     with pytest.raises(RuntimeError, match=r"(?s)Every rollout of a group failed.*all broke"):
-        await trainer._training_stage()
+        await trainer.train(handle_signals=False)
 
 
 async def test_collapse_ends_the_run_with_advice(make, capsys):
@@ -158,20 +163,23 @@ async def test_costs_are_booked_for_what_they_were_spent_on(make, read_history):
     assert [row["costs/eval/api"] for row in rows if "val/reward" in row] == [5.0, 5.0]
 
 
-async def test_an_evaluation_alone_and_what_a_group_can_teach(make, read_history):
+async def test_a_resumed_model_is_evaluated_first(make, read_history):
     async def evaluate(model, step, config):
         return {"test": [art.TrajectoryGroup([art.Trajectory(reward=step)])]}
 
+    make.backend.step = 4
     trainer = await make([], play, evaluate)
-    await trainer._run_eval(4)
+    await trainer.train(handle_signals=False)
     (row,) = read_history(trainer.model)
     assert (row["test/reward"], row["step"]) == (4.0, 4)
 
+
+def test_a_group_teaches_by_rewards_that_differ():
     def group(*rewards):
         return art.TrajectoryGroup(art.Trajectory(reward=r) for r in rewards)
 
-    flat = PipelineTrainer._group_zero_variance
-    assert [flat(group(*r)) for r in ((), (1,), (1, 1), (1, 1 + 1e-13), (1, 1 + 1e-9))] == [True] * 4 + [False]
+    taught = [is_trainable(group(*r)) for r in ((), (1,), (1, 1), (1, 1 + 1e-13), (1, 1 + 1e-9))]
+    assert taught == [False] * 4 + [True]
 
 
 async def test_a_stop_in_mid_run_loses_no_scenario(make):

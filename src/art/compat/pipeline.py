@@ -1,6 +1,5 @@
 """``PipelineTrainer``: rollout workers → queue → training → log, with evaluation in between. A layer over ``art.loop``."""
 
-import asyncio
 import sys
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
@@ -160,7 +159,6 @@ class PipelineTrainer(Generic[ScenarioT]):
             self._cursor,
             workers=num_rollout_workers,
             capacity=num_rollout_workers + queue_maxsize,
-            room_until="taken",
             max_staleness=max_steps_off_policy,
             on_stale="drop",
         )
@@ -199,42 +197,8 @@ class PipelineTrainer(Generic[ScenarioT]):
         """
         await self._loop.restore(resume=self._resume)
         if self._max_steps is not None:
-            self._loop.last_step = self._step + self._max_steps
+            self._loop.last_step = self._loop.step + self._max_steps
         await self._loop.run(handle_signals=handle_signals, eval_first=self._eval_step_0, eval_last=False)
-
-    # The stages, by themselves
-
-    @property
-    def _step(self) -> int:
-        return self._groups.version
-
-    @_step.setter
-    def _step(self, step: int) -> None:
-        self._groups.version = step
-
-    @property
-    def _output_queue(self) -> "asyncio.Queue[TrajectoryGroup | BaseException | None]":
-        """Finished groups; ``None`` ends them."""
-        return self._groups.ready
-
-    @_output_queue.setter
-    def _output_queue(self, queue: "asyncio.Queue[TrajectoryGroup | BaseException | None]") -> None:
-        self._groups.ready = queue
-
-    async def _rollout_worker(self, worker_id: int) -> None:
-        await self._groups.work(worker_id)
-
-    async def _training_stage(self) -> None:
-        if self._max_steps is not None and self._loop.last_step is None:
-            self._loop.last_step = self._step + self._max_steps
-        await self._loop.train_stage()
-
-    async def _run_eval(self, step: int) -> None:
-        await self._loop.run_eval(step)
-
-    @staticmethod
-    def _group_zero_variance(group: TrajectoryGroup) -> bool:
-        return not is_trainable(group)
 
     # What the loop asks and tells
 
@@ -248,9 +212,10 @@ class PipelineTrainer(Generic[ScenarioT]):
             if group is None:
                 ended = True
                 break
+            self._groups.release_place(group)
             if not group.trajectories and group.exceptions:
                 raise RuntimeError(f"Every rollout of a group failed. The first one: {group.exceptions[0].traceback}")
-            if not self._group_zero_variance(group):
+            if is_trainable(group):
                 groups.append(group)
                 continue
             self._without_signal.append(group)
@@ -266,7 +231,7 @@ class PipelineTrainer(Generic[ScenarioT]):
         return Batch(groups, self._without_signal, ended)
 
     def _step_metrics(self, batch: Batch, counts: Counts, metrics: Mapping[str, float]) -> dict[str, float]:
-        ages = [age_of(group, self._step) for group in batch.groups]
+        ages = [age_of(group, self._loop.step) for group in batch.groups]
         if counts.finished:
             self._status.note(rollout_s=counts.rollout_s / counts.finished)
         return {

@@ -112,8 +112,7 @@ class GroupsInFlight(Generic[ScenarioT]):
     Args:
         roll_out: Runs one group.
         workers: Groups that run at the same time.
-        capacity: Groups that are running, ready or held by the trainer at the same time; then no further one is begun.
-        room_until: When a group makes room for another: once it is ``"taken"``, or once it is ``"trained"``.
+        capacity: Groups that are running, ready or taken and not settled at the same time; then no further one is begun.
         max_staleness: How many versions behind a group may be when it is taken.
         on_stale: Whether the scenario of a group that fell further behind is begun again or dropped.
     """
@@ -126,7 +125,6 @@ class GroupsInFlight(Generic[ScenarioT]):
         *,
         workers: int,
         capacity: int,
-        room_until: Literal["taken", "trained"],
         max_staleness: int,
         on_stale: OnStale,
     ) -> None:
@@ -134,7 +132,7 @@ class GroupsInFlight(Generic[ScenarioT]):
         self._workers, self._capacity, self._room = workers, capacity, asyncio.Semaphore(capacity)
         self._room_owed = 0
         """Places that are given up as soon as they are free, after the capacity was lowered."""
-        self._room_until, self._max_staleness, self._on_stale = room_until, max_staleness, on_stale
+        self._max_staleness, self._on_stale = max_staleness, on_stale
         self.version = 0
         """The policy version that is served."""
         self.ready: asyncio.Queue[TrajectoryGroup | BaseException | None] = asyncio.Queue()
@@ -191,15 +189,11 @@ class GroupsInFlight(Generic[ScenarioT]):
         while True:
             item = await self.ready.get()
             if isinstance(item, TrajectoryGroup):
-                number, scenario = self._origins.get(id(item), (None, None))
                 if age_of(item, self.version) <= self._max_staleness:
-                    if number is not None and self._room_until == "taken":
-                        self._make_room(number)
                     return item
                 self.counts.stale += 1
-                self._origins.pop(id(item), None)
-                if number is not None:
-                    self._begin_again(number, cast(ScenarioT, scenario))
+                if (origin := self._origins.pop(id(item), None)) is not None:
+                    self._begin_again(*origin)
             elif item is not None:
                 raise item
             elif not self._live:
@@ -213,8 +207,13 @@ class GroupsInFlight(Generic[ScenarioT]):
         """The numbers of the scenarios that these groups are of, where they are known."""
         return [self._origins[id(group)][0] for group in groups if id(group) in self._origins]
 
+    def release_place(self, group: TrajectoryGroup) -> None:
+        """Let another group take the place of a group that is not settled yet."""
+        for number in self.numbers([group]):
+            self._make_room(number)
+
     def settle(self, groups: Iterable[TrajectoryGroup]) -> None:
-        """Mark scenarios as done: these groups are trained or set aside for good."""
+        """Mark scenarios as done, and their places as free: these groups are trained or set aside for good."""
         for group in groups:
             if (origin := self._origins.pop(id(group), None)) is not None:
                 self._cursor.settle(origin[0])
@@ -233,7 +232,7 @@ class GroupsInFlight(Generic[ScenarioT]):
         counts, self.counts = self.counts, Counts()
         return counts
 
-    async def work(self, worker_id: int = 0) -> None:
+    async def _work(self, worker_id: int) -> None:
         """Roll out scenarios until they end; a failed one is reported, counted and settled."""
         token = self._model.activate_metrics_context("train")
         try:
@@ -314,7 +313,7 @@ class GroupsInFlight(Generic[ScenarioT]):
             self._room.release()
 
     def _hire(self) -> None:
-        worker = asyncio.create_task(self.work(len(self._live)))
+        worker = asyncio.create_task(self._work(len(self._live)))
         self._live.add(worker)
         worker.add_done_callback(self._left)
 

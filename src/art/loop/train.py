@@ -129,7 +129,6 @@ async def train(
         cursor,
         workers=depth.groups,
         capacity=depth.groups,
-        room_until="trained",
         max_staleness=max_staleness,
         on_stale=on_stale,
     )

@@ -142,19 +142,19 @@ class TrainingLoop:
         signals = stop_on_signals(self.request_stop) if handle_signals else contextlib.nullcontext()
         with self.model.trained_alone(), signals:
             if eval_first and self.last_eval_step is None:
-                await self.run_eval(self.step)
+                await self._run_eval(self.step)
             if not self.is_complete and not self.was_stopped:
                 self.groups.start()
             stop = asyncio.create_task(self._stop_when_asked())
             try:
-                await self.train_stage()
+                await self._take_steps()
             finally:
                 self._stopping.set()
                 await stop
             if eval_last and not self.was_stopped and self.last_eval_step != self.step:
-                await self.run_eval(self.step)
+                await self._run_eval(self.step)
 
-    async def train_stage(self) -> None:
+    async def _take_steps(self) -> None:
         """Take steps until the groups end."""
         self._finished_at = time.monotonic()
         while not self._stopping.is_set() and not self.is_complete:
@@ -164,7 +164,7 @@ class TrainingLoop:
                 break
             await self._take_step(batch, idle_s=time.monotonic() - waiting_since)
             if self._eval_every and self.step % self._eval_every == 0:
-                await self.run_eval(self.step)
+                await self._run_eval(self.step)
             if batch.ended:
                 break
         self._save()
@@ -234,7 +234,7 @@ class TrainingLoop:
             )
         return result
 
-    async def run_eval(self, step: int) -> None:
+    async def _run_eval(self, step: int) -> None:
         """Evaluate and log each split; a failed evaluation is a warning, and training continues."""
         if self._evaluate is None:
             return
