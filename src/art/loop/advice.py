@@ -1,8 +1,9 @@
 """What a preflight found, with advice."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
+from art.loop.signs import FLAT_REMEDY
 from art.rollouts.transcript import write_transcript
 from art.terminal import terminal_width, wrap
 from art.trajectories import Trajectory
@@ -87,66 +88,53 @@ class Preflight:
 
     def advice(self) -> list[str]:
         """One or two sentences for each thing worth changing, most important first."""
-        return [*self._on_the_agent(), *self._on_the_task(), *self._on_the_speed()]
+        return [*self._on_the_agent(), *self._on_the_task(), *self._on_limits()]
 
-    def _on_the_agent(self) -> list[str]:
-        found: list[str] = []
-        for reason, count in self.failures.items():
-            if self.failed > MANY_FAILED * (self.failed + self.rollouts):
-                found.append(
-                    f"{count} rollouts failed with {reason}. Fix this first: failed rollouts contribute nothing."
-                )
+    def _on_the_agent(self) -> Iterator[str]:
+        if self.failed > MANY_FAILED * (self.failed + self.rollouts):
+            for reason, count in self.failures.items():
+                yield f"{count} rollouts failed with {reason}. Fix this first: failed rollouts contribute nothing."
         if self.uncaptured:
-            found.append(
+            yield (
                 f"{self.uncaptured} of {self.rollouts} trajectories have no captured model call. Let the agent use "
                 "model.openai_client() and append its choices, or run it inside `async with model.rollout()`."
             )
         for reason, count in self.untrainable.items():
-            found.append(f"{count} answers cannot be trained: {reason}.")
-        return found
+            yield f"{count} answers cannot be trained: {reason}."
 
-    def _on_the_task(self) -> list[str]:
-        found: list[str] = []
+    def _on_the_task(self) -> Iterator[str]:
         if not self.rollouts:
-            return found
-        share = f"{100 * self.success_rate:.0f} %"
+            return
+        share = _per_cent(self.success_rate)
         if self.success_rate < TOO_HARD:
-            found.append(
+            yield (
                 f"The model succeeds in {share} of its rollouts (reward of at least {self.success_reward:g}), so there is hardly "
                 "anything to reinforce. Start with easier scenarios, reward partial progress, show an example in the prompt, "
                 "or start from a model that was fine-tuned on good runs."
             )
         elif self.success_rate < HARD:
-            found.append(
-                f"The model succeeds in {share} of its rollouts; about {100 * GOOD_SUCCESS:.0f} % is a good start. It can learn, "
+            yield (
+                f"The model succeeds in {share} of its rollouts; about {_per_cent(GOOD_SUCCESS)} is a good start. It can learn, "
                 "but slowly: mix in easier scenarios or take larger groups."
             )
         elif self.success_rate > TOO_EASY:
-            found.append(f"The model succeeds in {share} of its rollouts already. Look for harder scenarios.")
+            yield f"The model succeeds in {share} of its rollouts already. Look for harder scenarios."
         if self.flat_share > MANY_FLAT:
-            found.append(
-                f"{100 * self.flat_share:.0f} % of the groups have equal rewards and teach nothing. Take larger groups, scenarios "
-                "of medium difficulty, or a finer-grained reward."
-            )
-        return found
+            yield f"{_per_cent(self.flat_share)} of the groups have equal rewards and teach nothing. {FLAT_REMEDY}"
 
-    def _on_the_speed(self) -> list[str]:
-        found: list[str] = []
+    def _on_limits(self) -> Iterator[str]:
         if self.truncated_share is not None and self.truncated_share > MANY_TRUNCATED:
-            found.append(
-                f"{100 * self.truncated_share:.0f} % of the rollouts ran out of context. Raise the model's max_seq_length, or let "
+            yield (
+                f"{_per_cent(self.truncated_share)} of the rollouts ran out of context. Raise the model's max_seq_length, or let "
                 "the agent write less."
             )
         if self.cut_share is not None and self.cut_share > MANY_TRUNCATED:
-            found.append(
-                f"{100 * self.cut_share:.0f} % of the answers ended at max_tokens. Raise max_tokens, or ask for shorter answers."
-            )
+            yield f"{_per_cent(self.cut_share)} of the answers ended at max_tokens. Raise max_tokens, or ask for shorter answers."
         if self.seconds_max > LONG_TAIL * self.seconds_median > 0:
-            found.append(
+            yield (
                 f"The slowest rollout took {self.seconds_max:.1f} s, the median {self.seconds_median:.1f} s. Train with "
-                f"max_staleness=1 or 2, so that steps do not wait for the slowest, and with a rollout_timeout_s."
+                "max_staleness=1 or 2, so that steps do not wait for the slowest, and with a rollout_timeout_s."
             )
-        return found
 
     def __str__(self) -> str:
         width = terminal_width()
@@ -160,36 +148,22 @@ class Preflight:
             lines += _hang("- ", sentence, width)
         return "\n".join(lines)
 
-    def _rows(self) -> list[tuple[str, str]]:
-        def per_cent(share: float | None) -> str:
-            return "not known" if share is None else f"{100 * share:.0f} %"
-
-        def number(value: float | None) -> str:
-            return "not known" if value is None else f"{value:.0f}"
-
-        tried = self.rollouts + self.failed
-        rows: list[tuple[str, Any]] = [("rollouts", f"{tried} in {self.groups} groups, {self.failed} failed")]
-        if self.rollouts:
-            rows += [
-                ("success rate", f"{per_cent(self.success_rate)} (reward of at least {self.success_reward:g})"),
-                ("reward", f"{self.reward_mean:+.3f}, from {self.reward_min:+.3f} to {self.reward_max:+.3f}"),
-                ("spread within groups", f"{self.reward_spread:.3f}"),
-                ("groups without spread", per_cent(self.flat_share)),
-                (
-                    "tokens per rollout",
-                    f"{number(self.sampled_tokens)} sampled, {number(self.context_tokens)} of context",
-                ),
-                ("out of context", per_cent(self.truncated_share)),
-                ("cut at max_tokens", per_cent(self.cut_share)),
-                ("seconds per rollout", f"{self.seconds_median:.1f} median, {self.seconds_max:.1f} longest"),
-                ("a step", self._step_row()),
-            ]
-            if self.steps is not None:
-                cost = "" if self.step_cost_usd is None else f", ${self.step_cost_usd * self.steps:.2f}"
-                rows.append(
-                    ("the run", f"at most about {_duration(self.step_s * self.steps)} for {self.steps} steps{cost}")
-                )
-        return rows
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        yield "rollouts", f"{self.rollouts + self.failed} in {self.groups} groups, {self.failed} failed"
+        if not self.rollouts:
+            return
+        yield "success rate", f"{_per_cent(self.success_rate)} (reward of at least {self.success_reward:g})"
+        yield "reward", f"{self.reward_mean:+.3f}, from {self.reward_min:+.3f} to {self.reward_max:+.3f}"
+        yield "spread within groups", f"{self.reward_spread:.3f}"
+        yield "groups without spread", _per_cent(self.flat_share)
+        yield "tokens per rollout", f"{_number(self.sampled_tokens)} sampled, {_number(self.context_tokens)} of context"
+        yield "out of context", _per_cent(self.truncated_share)
+        yield "cut at max_tokens", _per_cent(self.cut_share)
+        yield "seconds per rollout", f"{self.seconds_median:.1f} median, {self.seconds_max:.1f} longest"
+        yield "a step", self._step_row()
+        if self.steps is not None:
+            cost = "" if self.step_cost_usd is None else f", ${self.step_cost_usd * self.steps:.2f}"
+            yield "the run", f"at most about {_duration(self.step_s * self.steps)} for {self.steps} steps{cost}"
 
     def _step_row(self) -> str:
         basis = "as measured before" if self.train_measured else "taken to be as long as the rollouts"
@@ -204,6 +178,14 @@ def _hang(mark: str, text: str, width: int) -> list[str]:
     """The text behind a mark, its further lines below its first."""
     first, *others = wrap(text, max(width - len(mark), 20))
     return [mark + first, *(" " * len(mark) + line for line in others)]
+
+
+def _per_cent(share: float | None) -> str:
+    return "not known" if share is None else f"{100 * share:.0f} %"
+
+
+def _number(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.0f}"
 
 
 def _duration(seconds: float) -> str:

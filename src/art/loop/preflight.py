@@ -1,6 +1,5 @@
 """Run a few groups before training, to see whether reinforcement learning can help."""
 
-import json
 import statistics
 import time
 from collections import Counter
@@ -12,12 +11,13 @@ from typing import Any, TypeVar
 from art.backend import AnyTrainableModel
 from art.backend.remote import RemoteBackend
 from art.gather import progress_bar
-from art.logs.directories import get_output_dir_from_model_properties
+from art.logs.directories import get_model_dir
+from art.logs.files import read_history
 from art.logs.rows import is_trainable
 from art.loop.advice import Preflight
 from art.loop.groups import ScenarioCursor
 from art.loop.rollouts import GroupRunner, HoldClock, RolloutFn, roll_out_each
-from art.rollouts.references import find_reference
+from art.rollouts.references import find_references
 from art.rollouts.rollout import fill_in, read_conversations
 from art.trajectories import PydanticException, Trajectory, TrajectoryGroup
 from art.wire import RolloutTree, TreeNode
@@ -120,7 +120,7 @@ async def _measure(
 
     count = groups_per_step * group_size
     # What is bound by the slowest rollout does not grow with the number of rollouts; what is bound by the engine does.
-    step_rollout_s = max(max(seconds, default=0.0), wall_s * count / max(len(seconds), 1)) if seconds else wall_s
+    step_rollout_s = max(*seconds, wall_s * count / len(seconds)) if seconds else wall_s
     train_s = _trainer_seconds(model)
     step_train_s = step_rollout_s if train_s is None else train_s * count
     return Preflight(
@@ -184,10 +184,7 @@ async def _look_up(model: AnyTrainableModel, trajectories: list[Trajectory]) -> 
             tree = await tree_of(trajectory.rollout_id)
             runs.append(_Run(tree, [node for node in tree.nodes if node.sampled], tree.truncated))
             continue
-        items = [*trajectory.messages_and_choices]
-        for history in trajectory.additional_histories:
-            items += history.messages_and_choices
-        found = [reference for item in items if (reference := find_reference(item)) is not None]
+        found = find_references(trajectory)
         turns = {reference.turn for reference in found}
         rollouts = dict.fromkeys(reference.rollout for reference in found if reference.rollout is not None)
         nodes = [node for rollout in rollouts for node in (await tree_of(rollout)).nodes if node.id in turns]
@@ -224,13 +221,10 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _trainer_seconds(model: AnyTrainableModel) -> float | None:
     """Seconds of training per rollout in the model's last steps; ``None`` before its first."""
-    path = Path(get_output_dir_from_model_properties(model.project, model.name, model.base_path), "history.jsonl")
-    if not path.exists():
-        return None
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()[-20:]]
+    rows = read_history(Path(get_model_dir(model, model.base_path), "history.jsonl"))
     found = [
         row["time/step_trainer_s"] / row["data/step_num_trajectories"]
-        for row in rows
+        for row in rows[-20:]
         if row.get("data/step_num_trajectories") and "time/step_trainer_s" in row
     ]
     return statistics.median(found) if found else None

@@ -16,6 +16,8 @@ _WINDOW = 3
 """Steps that are averaged, at the beginning and now."""
 _FEW_USED = 0.5
 
+FLAT_REMEDY = "Use larger groups, scenarios of medium difficulty, or a finer-grained reward."
+"""The remedy when many groups have equal rewards."""
 _REMEDY = (
     "If the reward still rises, the model may have settled on one answer that often pays: read some. Then balance the "
     "scenarios or the reward, lower learning_rate, or set kl_penalty_coef=0.1."
@@ -50,8 +52,7 @@ class Signs:
         if len(used) == _WINDOW and statistics.fmean(used) < _FEW_USED and self._first("used"):
             found.append(
                 f"Only {100 * statistics.fmean(used):.0f} % of the groups of the last {_WINDOW} steps taught anything: in the "
-                "others all rewards were equal. Use larger groups, scenarios of medium difficulty, or a finer-grained "
-                "reward."
+                f"others all rewards were equal. {FLAT_REMEDY}"
             )
         for name, unit, said in (
             (

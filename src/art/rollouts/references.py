@@ -165,12 +165,16 @@ def _histories(trajectory: Trajectory) -> list[History]:
     return [main, *trajectory.additional_histories]
 
 
-def _sampled_elsewhere(trajectory: Trajectory) -> Iterable[Any]:
-    """What was sampled in protocols without chat messages. Chat choices are in the conversations."""
-    for exchange in trajectory.exchanges.completions:
-        yield from exchange.response.choices
-    for exchange in (*trajectory.exchanges.responses, *trajectory.exchanges.messages):
-        yield exchange.response
+def find_references(trajectory: Trajectory) -> list[Reference]:
+    """The references of everything that was captured in a trajectory, in order, whatever the protocol."""
+    items = [item for history in _histories(trajectory) for item in history.messages_and_choices]
+    exchanges = trajectory.exchanges  # of chat, the choices are in the conversations
+    sampled: list[Any] = [
+        *items,
+        *(choice for exchange in exchanges.completions for choice in exchange.response.choices),
+        *(exchange.response for exchange in (*exchanges.responses, *exchanges.messages)),
+    ]
+    return [reference for item in sampled if (reference := find_reference(item)) is not None]
 
 
 @dataclass(frozen=True)
@@ -184,10 +188,7 @@ class _Captured:
 
 
 def _captured(trajectory: Trajectory) -> _Captured:
-    conversations = [history.messages_and_choices for history in _histories(trajectory)]
-    sampled = [*(item for items in conversations for item in items), *_sampled_elsewhere(trajectory)]
-    found = [reference for item in sampled if (reference := find_reference(item))]
-    keyed = trajectory.rollout_id
+    keyed, found = trajectory.rollout_id, find_references(trajectory)
     turns = {one.turn: one.rollout for one in found if one.turn is not None and (not keyed or one.rollout != keyed)}
     return _Captured(keyed, turns)
 

@@ -1,9 +1,12 @@
 import asyncio
+from datetime import datetime
 
 import pytest
 
 import art
 from art.loop.advice import Preflight
+from art.types import Exchange
+from art.wire import RolloutTree
 
 
 def make_rollout(rewards):
@@ -64,6 +67,30 @@ async def test_it_shows_the_worst_and_the_best_conversation(make_model):
     assert str(result).startswith(
         "── a rollout of reward 0\n\nassistant\n  answer 0\n\n── a rollout of reward 0.7\n\nassistant\n  answer 7\n\n"
     )
+
+
+class Service(art.RemoteBackend):
+    """A backend that has captured one turn of an ambient rollout."""
+
+    async def get_rollout(self, rollout_id):
+        node = {"id": "t", "parent": None, "keep": 3, "messages": [], "token_ids": [1, 2], "sampled": True}
+        fields = {"api_key": "k", "base_path": "/", "kind": "ambient", "project": "p", "model": "m", "step": None}
+        return RolloutTree.model_validate({"id": rollout_id, **fields, "nodes": [node]})
+
+
+async def test_calls_of_every_protocol_count_as_captured(make_model):
+    async def rollout(model, scenario):
+        now = datetime.now()
+        call = {"request": {}, "model": "m", "start_time": now, "end_time": now}
+        trajectory = art.Trajectory(reward=1.0)
+        response = {"art": {"turn": "t", "rollout": "r", "policy_version": 0}}
+        trajectory.exchanges.responses.append(Exchange.model_validate({**call, "response": response}))
+        return trajectory
+
+    model = await make_model()
+    model._backend = Service("http://127.0.0.1:1", "key")
+    result = await art.preflight(model, rollout, range(2), group_size=2)
+    assert (result.uncaptured, result.sampled_tokens, result.context_tokens) == (0, 2, 5)
 
 
 async def test_a_broken_agent_is_told_apart_from_a_hard_task(make_model):
