@@ -13,7 +13,7 @@ from art.errors import MissingExtraError
 from art.metrics import MetricsBuilder
 from art.rollouts.references import check_kind
 from art.terminal import say
-from art.trajectories import Trajectory, TrajectoryGroup
+from art.trajectories import TrajectoryGroup
 
 __all__ = ["DEFAULT_RUBRIC", "Judge", "Response", "TrajectoryScore", "ruler", "ruler_score_group"]
 
@@ -126,7 +126,8 @@ async def ruler(
     if len(lists) > 1 and len(shown) == 1:
         say("warning: all trajectories are identical, so all get the same score")
     messages = _prompt(_shortened(shown, max_characters), rubric, tools)
-    scores = await _ask(messages, list(shown), judge_model, dict(extra_litellm_params or {}), debug)
+    judge = _as_judge(judge_model, list(shown), dict(extra_litellm_params or {}))
+    scores = await _ask(judge, messages, list(shown), debug)
     return [scores[str(first + 1)].model_copy(update={"trajectory_id": str(n)}) for n, first in enumerate(firsts, 1)]
 
 
@@ -180,15 +181,10 @@ async def ruler_score_group(
         return None
     judged = group.model_copy(deep=True)
     for trajectory, score in zip(judged.trajectories, scores, strict=True):
-        _apply(trajectory, score)
+        trajectory.metrics["independent_reward"] = trajectory.reward
+        trajectory.metrics["ruler_score"] = trajectory.reward = score.score
+        trajectory.log(f"RULER explanation: {score.explanation}")
     return judged
-
-
-def _apply(trajectory: Trajectory, score: TrajectoryScore) -> None:
-    trajectory.metrics["independent_reward"] = trajectory.reward
-    trajectory.metrics["ruler_score"] = score.score
-    trajectory.reward = score.score
-    trajectory.log(f"RULER explanation: {score.explanation}")
 
 
 def _shortened(shown: dict[str, list[Mapping[str, Any]]], budget: int) -> dict[str, list[Mapping[str, Any]]]:
@@ -249,16 +245,12 @@ def _prompt(
     return [{"role": "system", "content": instructions}, {"role": "user", "content": "\n\n".join(parts)}]
 
 
-async def _ask(
-    messages: list[dict[str, Any]],
-    ids: list[str],
-    judge: "str | Judge | tuple[AsyncOpenAI, str]",
-    extra: dict[str, Any],
-    debug: bool,
-) -> dict[str, TrajectoryScore]:
-    conversation = list(messages)
-    for attempt in range(1, ATTEMPTS + 1):
-        answer = await _call(conversation, ids, judge, extra)
+async def _ask(judge: Judge, messages: list[dict[str, Any]], ids: list[str], debug: bool) -> dict[str, TrajectoryScore]:
+    """The scores by id. The calls are no part of the trajectory that is captured."""
+    conversation, attempt = list(messages), 1
+    while True:
+        with no_capture():
+            answer = await judge(conversation)
         if debug:
             say(f"RULER judge, attempt {attempt}:\n{answer}")
         try:
@@ -270,35 +262,32 @@ async def _ask(
                 ) from error
             objection = {"role": "user", "content": _OBJECTION.format(problem=error)}
             conversation = [*messages, {"role": "assistant", "content": answer}, objection]
-    raise AssertionError("unreachable")
+            attempt += 1
 
 
-async def _call(
-    messages: list[dict[str, Any]],
-    ids: list[str],
-    judge: "str | Judge | tuple[AsyncOpenAI, str]",
-    extra: dict[str, Any],
-) -> str:
-    """Ask the judge, book what it cost, return its text. The calls are no part of the trajectory that is captured."""
-    response: Any
-    with no_capture():
+def _as_judge(judge: "str | Judge | tuple[AsyncOpenAI, str]", ids: list[str], extra: dict[str, Any]) -> Judge:
+    """The judge as a function, which books what each call cost."""
+    if callable(judge):
+        return judge
+
+    async def ask(messages: list[dict[str, Any]]) -> str:
         if isinstance(judge, str):
+            name = judge
             response = await acompletion(
-                model=judge, messages=messages, response_format=Response, caching=False, **extra
+                model=name, messages=messages, response_format=Response, caching=False, **extra
             )
             if not isinstance(response, ModelResponse):
                 raise ValueError(f"The judge returned a {type(response).__name__} without choices.")  # noqa: TRY004
-            name = judge
-        elif callable(judge):
-            return await judge(messages)
         else:
             client, model = judge
-            response = await _create(client, model, messages, ids, extra)
             name = model if "/" in model else f"openai/{model}"
-    if not response.choices:
-        raise ValueError("The judge returned no choices.")
-    _book_cost(name, response)
-    return response.choices[0].message.content or ""
+            response = await _create(client, model, messages, ids, extra)
+        if not response.choices:
+            raise ValueError("The judge returned no choices.")
+        _book_cost(name, response)
+        return response.choices[0].message.content or ""
+
+    return ask
 
 
 async def _create(
