@@ -48,10 +48,10 @@ def show(
         _show_metrics(history, metric, path, json=json)
         return
     groups = _read_groups(history, split, step)
-    numbered = [(g, one) for g, group in enumerate(groups, 1) for one in group.trajectories]
     if rollout is None:
         _show_rollouts(history, split, step, groups, path, json=json)
         return
+    numbered = _number(groups)
     if not 1 <= rollout <= len(numbered):
         fail(f"Step {step} has rollouts 1 to {len(numbered)} of split {split!r}, not {rollout}.")
     group, trajectory = numbered[rollout - 1]
@@ -83,15 +83,10 @@ def _show_metrics(history: History, metric: list[str] | None, path: Path, *, jso
         values = list(history.series(name).values())
         best = f"{max(values):.4g}" if "reward" in name else ""
         table.add_row(name, f"{values[0]:.4g}", f"{values[-1]:.4g}", best, sparkline_of(values[-24:]))
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(str(history.directory), soft_wrap=True, markup=False)
+    Console(highlight=False).print(table)
+    typer.echo(history.directory)
     if steps := _logged_steps(history).get("train"):
-        console.print(
-            f"Read what the agent said: {art_command()} show {history.title} {steps[-1]}{path_option(path)}",
-            soft_wrap=True,
-            markup=False,
-        )
+        typer.echo(f"Read what the agent said: {art_command()} show {history.title} {steps[-1]}{path_option(path)}")
 
 
 def _unknown_metric(name: str, history: History) -> str:
@@ -129,6 +124,11 @@ def _read_groups(history: History, split: str, step: int) -> "list[TrajectoryGro
     return read_trajectory_groups_parquet(file)
 
 
+def _number(groups: "list[TrajectoryGroup]") -> "list[tuple[int, Trajectory]]":
+    """The rollouts of a step in order, as they are numbered from 1, each with the number of its group."""
+    return [(g, one) for g, group in enumerate(groups, 1) for one in group.trajectories]
+
+
 def _ranges(numbers: list[int]) -> str:
     """Such as ``1-4, 8``."""
     runs: list[list[int]] = []
@@ -163,22 +163,18 @@ def _show_rollouts(
     console = Console(highlight=False)
     room = max(console.width - 38, 20)  # beside the other columns
     table.add_column("said last", no_wrap=True, overflow="ellipsis", max_width=room)
-    number = 0
-    for g, group in enumerate(groups, 1):
-        for trajectory in group:
-            number += 1
-            count = str(len(trajectory.messages_and_choices) or "–")
-            table.add_row(str(number), str(g), f"{trajectory.reward:+.3f}", count, escape(last_words(trajectory)))
+    numbered = _number(groups)
+    for number, (g, trajectory) in enumerate(numbered, 1):
+        count = str(len(trajectory.messages_and_choices) or "–")
+        table.add_row(str(number), str(g), f"{trajectory.reward:+.3f}", count, escape(last_words(trajectory)))
     console.print(table)
     for g, group in enumerate(groups, 1):
         for failure in group.exceptions:
             console.print(f"group {g}: a rollout failed: {failure.message or failure.type}", markup=False)
     option = ("" if split == "train" else f" --split {split}") + path_option(path)
-    if any(one.rollout_id and not one.messages_and_choices for group in groups for one in group):
+    if any(one.rollout_id and not one.messages_and_choices for _, one in numbered):
         say(_NOT_LOGGED, sys.stdout)
-    console.print(
-        f"Read one: {art_command()} show {history.title} {step} ROLLOUT{option}", soft_wrap=True, markup=False
-    )
+    typer.echo(f"Read one: {art_command()} show {history.title} {step} ROLLOUT{option}")
 
 
 def _print_transcript(history: History, split: str, step: int, trajectory: "Trajectory", which: str) -> None:

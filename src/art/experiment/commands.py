@@ -2,9 +2,10 @@
 
 import argparse
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from art.errors import ARTError
 from art.experiment.report import plot, table_of_players
@@ -38,7 +39,7 @@ def training_command(
         with run.timed():
             await train(run)
 
-    _run_or_explain(work, f"Stopped. What was done is in {run.directory}; the same command goes on from there.")
+    _run_or_explain(work(), f"Stopped. What was done is in {run.directory}; the same command goes on from there.")
 
 
 def evaluation_command(
@@ -59,7 +60,7 @@ def evaluation_command(
         print(table_of_players(results))
         print(f"\n{run.name}: {results.verdict}. Results and plot are in {run.directory}.")
 
-    _run_or_explain(work, "Stopped. Nothing was written.")
+    _run_or_explain(work(), "Stopped. Nothing was written.")
 
 
 def _parse(example: Example, description: str | None, arguments: Sequence[str] | None) -> Run:
@@ -112,14 +113,11 @@ def _summary(settings: Settings) -> str:
     )
 
 
-def _run_or_explain(work: Callable[[], Awaitable[None]], stopped: str) -> None:
+def _run_or_explain(work: Coroutine[Any, Any, None], stopped: str) -> None:
     from openai import APIError
 
-    async def main() -> None:
-        await work()
-
     try:
-        asyncio.run(main())
+        asyncio.run(work)
     except KeyboardInterrupt:
         say(stopped)
         raise SystemExit(INTERRUPTED) from None
