@@ -1,5 +1,6 @@
 """Errors of the frontend. Errors reported by a backend carry its code and the offending field."""
 
+from importlib import import_module
 from typing import Any
 
 from art.wire import ApiErrorBody, ErrorCode
@@ -141,6 +142,22 @@ class MissingExtraError(ARTError, ImportError):
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} is not installed. Install it: pip install 'art-trainer[{extra}]'", 501)
+
+
+def load_extra(package: str, what: str, extra: str) -> Any:
+    """Import a package that is not always installed, when it is first needed.
+
+    Args:
+        what: What needs it, for the error.
+        extra: The extra that brings it.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(what, extra) from error
 
 
 INFRASTRUCTURE_CODES = frozenset({ErrorCode.ENGINE_FAILED, ErrorCode.TRAINER_FAILED, ErrorCode.STORAGE_FAILED})

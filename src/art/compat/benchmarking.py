@@ -5,11 +5,10 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from art.errors import MissingExtraError
+from art.errors import load_extra
 from art.logs.directories import get_default_art_path, get_models_dir
 from art.logs.parquet import read_trajectory_groups_parquet
 from art.trajectories import Trajectory, TrajectoryGroup
@@ -76,10 +75,7 @@ async def load_trajectories(
 
 def load_polars() -> Any:
     """``polars``, loaded when first needed."""
-    try:
-        return import_module("polars")
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("polars, which data frames need,", "polars") from error
+    return load_extra("polars", "polars, which data frames need,", "polars")
 
 
 def _rows(directory: Path, models: list[str] | None, debug: bool) -> Iterator[dict[str, Any]]:
@@ -242,10 +238,8 @@ def _by_model(df: Any, models: Sequence[str | BenchmarkModelKey] | None) -> list
 
 
 def _figure(title: str | None) -> tuple[Any, Any]:
-    try:
-        figure: Any = import_module("matplotlib.figure").Figure(figsize=(8, 5), layout="constrained")
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("matplotlib, which charts need,", "plot") from error
+    package = load_extra("matplotlib.figure", "matplotlib, which charts need,", "plot")
+    figure: Any = package.Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     if title:
         axes.set_title(title)

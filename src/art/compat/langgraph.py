@@ -20,11 +20,10 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, ParamSpec
 
 from art.capture import async_http_client, http_client
-from art.errors import MissingExtraError
+from art.errors import load_extra
 from art.model import Model
 from art.trajectories import Trajectory
 
@@ -115,10 +114,7 @@ def init_chat_model(model: str | None = None, *, model_provider: str | None = "o
     current = _endpoint.get()
     if current is None:
         raise RuntimeError("No rollout is running: call init_chat_model inside a function given to wrap_rollout.")
-    try:
-        kind = import_module("langchain_openai").ChatOpenAI
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("langchain-openai", "langgraph") from error
+    kind = load_extra("langchain_openai", "langchain-openai", "langgraph").ChatOpenAI
     # While weights change a call waits, longer than LangChain's default limit between chunks.
     placed = {"base_url": current.base_url, "api_key": current.api_key, "stream_chunk_timeout": None}
     clients = {} if "base_url" in options else current.clients

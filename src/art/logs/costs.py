@@ -3,10 +3,9 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, TypedDict, cast
 
-from art.errors import MissingExtraError
+from art.errors import load_extra
 
 __all__ = ["Prices", "TokenPricing"]
 
@@ -125,13 +124,8 @@ def _cost(tokens: _Tokens, pricing: TokenPricing, provider: str) -> float:
 
 
 def _look_up(tokens: _Tokens, provider: str, model_name: str) -> float:
-    try:
-        genai_prices: Any = import_module("genai_prices")
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"No price is registered for {model_name!r}: call register_model_pricing, or use genai-prices, which",
-            "prices",
-        ) from error
+    what = f"No price is registered for {model_name!r}: call register_model_pricing, or use genai-prices, which"
+    genai_prices = load_extra("genai_prices", what, "prices")
     usage = genai_prices.Usage(
         input_tokens=int(tokens.prompt + tokens.cache_read + tokens.cache_written),
         output_tokens=int(tokens.completion),

@@ -9,11 +9,10 @@ import contextvars
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from art.errors import MissingExtraError
+from art.errors import load_extra
 from art.logs.files import deep_merge, finite
 
 __all__ = ["LOGGERS", "Logger", "MlflowLogger", "TensorboardLogger", "TrackioLogger", "WandbLogger", "open_logger"]
@@ -35,14 +34,6 @@ class Logger(Protocol):
         ...
 
 
-def _load(package: str, name: str, extra: str) -> Any:
-    """Import a logger's package. Raises MissingExtraError: It is not installed."""
-    try:
-        return import_module(package)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(name, extra) from error
-
-
 _MLFLOW_TAG = "art.model"
 _MLFLOW_BATCH = 1000
 """Metrics that MLflow's protocol takes at once."""
@@ -62,8 +53,8 @@ class MlflowLogger:
     """
 
     def __init__(self, project: str, name: str, directory: Path) -> None:
-        mlflow = _load("mlflow", "MLflow", "mlflow")
-        self._entities = _load("mlflow.entities", "MLflow", "mlflow")
+        mlflow = load_extra("mlflow", "MLflow", "mlflow")
+        self._entities = load_extra("mlflow.entities", "MLflow", "mlflow")
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:
             store = directory.parent.parent.absolute() / "mlflow.db"
@@ -101,7 +92,7 @@ class TensorboardLogger:
     """
 
     def __init__(self, directory: Path) -> None:
-        package = _load("tensorboard.summary", "TensorBoard", "tensorboard")
+        package = load_extra("tensorboard.summary", "TensorBoard", "tensorboard")
         self._writer: Any = package.Writer(str(directory / "tensorboard"))
 
     def log(self, row: Mapping[str, float], step: int) -> None:
@@ -118,7 +109,7 @@ class TrackioLogger:
     """
 
     def __init__(self, project: str, name: str) -> None:
-        trackio = _load("trackio", "Trackio", "trackio")
+        trackio = load_extra("trackio", "Trackio", "trackio")
         # Trackio ends the current run when another starts; in separate contexts, each model's run continues.
         begin = contextvars.Context().run
         self._run: Any = begin(
@@ -185,7 +176,7 @@ class WandbLogger:
             run.config.update(self._config)
 
     def _start(self) -> Any:
-        wandb = _load("wandb", "W&B", "wandb")
+        wandb = load_extra("wandb", "W&B", "wandb")
         run = wandb.init(
             project=self._project,
             name=self._name,

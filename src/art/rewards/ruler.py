@@ -9,7 +9,7 @@ from openai import AsyncOpenAI, BadRequestError
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from art.capture.scopes import no_capture
-from art.errors import MissingExtraError
+from art.errors import load_extra
 from art.metrics import MetricsBuilder
 from art.rollouts.references import check_kind
 from art.terminal import say
@@ -68,14 +68,8 @@ class Response(BaseModel):
 
 async def acompletion(**arguments: Any) -> Any:
     """``litellm.acompletion``, loaded when it is first called."""
-    try:
-        from litellm import acompletion as complete  # pyright: ignore
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            "litellm, which a judge given by name needs (or give a tuple of an AsyncOpenAI client and a name),",
-            "litellm",
-        ) from error
-    return await complete(**arguments)  # pyright: ignore[reportUnknownVariableType]
+    what = "litellm, which a judge given by name needs (or give a tuple of an AsyncOpenAI client and a name),"
+    return await load_extra("litellm", what, "litellm").acompletion(**arguments)
 
 
 @runtime_checkable
