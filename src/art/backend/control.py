@@ -92,9 +92,7 @@ class ControlClient:
                 problem: Exception = BackendUnreachableError(
                     f"The event stream of {job_id} ended before the job did.", 503
                 )
-            except httpx.TransportError as error:
-                problem = error
-            except BackendUnreachableError as error:
+            except (httpx.TransportError, BackendUnreachableError) as error:
                 problem = error
             await self._wait_or_raise(patience, problem)
 
@@ -125,10 +123,8 @@ class ControlClient:
                 raise BackendUnreachableError(
                     f"{method} {self.url}{path} was not answered within {timeout_s:g} s.", 504
                 ) from error
-            except httpx.TransportError as error:
+            except (httpx.TransportError, BackendUnreachableError, BusyError) as error:
                 problem: Exception = error
-            except (BackendUnreachableError, BusyError) as error:
-                problem = error
             await self._wait_or_raise(patience, problem)
 
     async def _send(self, method: str, path: str, body: str | None, timeout_s: float) -> httpx.Response:
