@@ -35,13 +35,26 @@ TIMEOUT_S = 1200.0
 CONNECT_S = 5.0
 CONNECTIONS = 100_000
 
-_KINDS = {
-    "/chat/completions": "chat_completions",
-    "/v1/completions": "completions",
-    "/v1/responses": "responses",
-    "/v1/messages": "messages",
+
+@dataclass(frozen=True)
+class _Protocol:
+    """A protocol of model calls."""
+
+    exchanges: str
+    """The list of a trajectory's exchanges that its calls go to."""
+    assemble: Callable[[Sequence[str]], Any]
+    """Puts the events of a stream together to an answer; ``None`` if the stream was cut off."""
+    answer: type[BaseModel] | None = None
+    """The SDK's type of an answer; ``None``: that of Anthropic's SDK, which may not be installed."""
+
+
+_PROTOCOLS = {
+    "/chat/completions": _Protocol("chat_completions", assemble_chat, ChatCompletion),
+    "/v1/completions": _Protocol("completions", assemble_completion, Completion),
+    "/v1/responses": _Protocol("responses", assemble_response, Response),
+    "/v1/messages": _Protocol("messages", assemble_message),
 }
-"""Which list of exchanges a path's calls go to."""
+"""By the end of the path of its calls."""
 
 
 def async_http_client(**options: Any) -> DefaultAsyncHttpxClient:
@@ -114,37 +127,29 @@ class _Call:
     """A call that is to be recorded once its response is there."""
 
     trajectory: Trajectory
-    kind: str
+    protocol: _Protocol
     request: dict[str, Any]
     started: datetime
 
 
 async def _record_async(response: Any) -> None:
-    if (call := _begin(response)) is None:
-        return
-    if call.request.get("stream"):
-        response.stream = _tee(response, lambda body: _finish_stream(call, body))
-    else:
-        _finish(call, await response.aread())
+    if (call := _begin(response)) is not None:
+        _read_body(call, await response.aread())
 
 
 def _record_sync(response: Any) -> None:
-    if (call := _begin(response)) is None:
-        return
-    if call.request.get("stream"):
-        response.stream = _tee(response, lambda body: _finish_stream(call, body))
-    else:
-        _finish(call, response.read())
+    if (call := _begin(response)) is not None:
+        _read_body(call, response.read())
 
 
 def _begin(response: Any) -> _Call | None:
-    """The call and the active trajectory, if this is an exchange to record."""
+    """The call, if this is an exchange to record whose body is there to be read; a stream is recorded as it passes."""
     trajectory = active_trajectory.get()
     sent = response.request
     if trajectory is None or not response.is_success or sent.method != "POST":
         return None
-    kind = next((kind for path, kind in _KINDS.items() if sent.url.path.endswith(path)), None)
-    if kind is None:
+    protocol = next((found for path, found in _PROTOCOLS.items() if sent.url.path.endswith(path)), None)
+    if protocol is None:
         return None
     try:
         request: Any = json.loads(sent.content)
@@ -153,28 +158,22 @@ def _begin(response: Any) -> _Call | None:
     if not isinstance(request, dict):
         return None
     body = cast(dict[str, Any], request)
-    if kind == "chat_completions" and not isinstance(body.get("messages"), list):
+    if protocol.answer is ChatCompletion and not isinstance(body.get("messages"), list):
         return None
-    return _Call(trajectory, kind, body, datetime.now())
+    call = _Call(trajectory, protocol, body, datetime.now())
+    if not body.get("stream"):
+        return call
+    response.stream = _tee(response, lambda passed: _read(call, lambda: protocol.assemble(read_events(passed))))
+    return None
 
 
-def _finish(call: _Call, body: bytes) -> None:
+def _read_body(call: _Call, body: bytes) -> None:
     _read(call, lambda: json.loads(body))
-
-
-def _finish_stream(call: _Call, body: bytes) -> None:
-    assemble: Callable[[Sequence[str]], Any] = {
-        "chat_completions": assemble_chat,
-        "completions": assemble_completion,
-        "responses": assemble_response,
-        "messages": assemble_message,
-    }[call.kind]
-    _read(call, lambda: assemble(read_events(body)))
 
 
 def _read(call: _Call, answer: Callable[[], Any]) -> None:
     """Keep an answer, given as its JSON or put together from its events; leave out what is not what its path says."""
-    kind = _type_of(call.kind)
+    kind = call.protocol.answer or _anthropic_message()
     if kind is None:
         return
     try:
@@ -192,10 +191,8 @@ def _read(call: _Call, answer: Callable[[], Any]) -> None:
     _keep(call, response, choice)
 
 
-def _type_of(kind: str) -> type[BaseModel] | None:
-    """The SDK's type of an answer; ``None``, after a warning, if the SDK is not there to describe it."""
-    if kind != "messages":
-        return {"chat_completions": ChatCompletion, "completions": Completion, "responses": Response}[kind]
+def _anthropic_message() -> type[BaseModel] | None:
+    """The type of a message; ``None``, after a warning, if Anthropic's SDK is not there to describe it."""
     try:
         return import_module("anthropic.types").Message
     except ModuleNotFoundError:
@@ -215,7 +212,7 @@ def _keep(call: _Call, response: BaseModel, choice: Choice | None) -> None:
         start_time=call.started,
         end_time=datetime.now(),
     )
-    call.trajectory.exchanges.of(call.kind).append(exchange)
+    call.trajectory.exchanges.of(call.protocol.exchanges).append(exchange)
     if choice is not None:
         place(call.trajectory, call.request, choice)
 
