@@ -33,26 +33,7 @@ class StepReward(BaseModel):
 
 
 class Results(BaseModel):
-    """A measured training.
-
-    >>> shares = {"base model": Interval(0.2, 0.1, 0.3), "trained": Interval(0.8, 0.7, 0.9)}
-    >>> players = [Player(name=n, step=0, episodes=9, failed=0, reward=r, metrics={}) for n, r in shares.items()]
-    >>> results = Results(
-    ...     example="guess",
-    ...     variant=None,
-    ...     form="small",
-    ...     seed=1,
-    ...     base_model="m",
-    ...     step=4,
-    ...     warm_up=0,
-    ...     players=players,
-    ...     steps=[],
-    ...     training_s=9.0,
-    ...     evaluation_s=1.0,
-    ... )
-    >>> results.verdict
-    'learned'
-    """
+    """A measured training."""
 
     example: str
     variant: str | None
