@@ -82,6 +82,13 @@ def sparkline(values: Sequence[float], low: float, high: float) -> str:
     return "".join(_BARS[max(0, min(top, round((value - low) / (high - low) * top)))] for value in values)
 
 
+def clock(seconds: float) -> str:
+    """Such as ``4:05``, or ``1:04:05`` from an hour on."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
 def art_command() -> str:
     """What to type to run this installation's ``art``: a path where the shell would not find it, or would find another."""
     running, found = Path(sys.argv[0]), shutil.which("art")

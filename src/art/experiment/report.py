@@ -8,6 +8,7 @@ from typing import Any
 from art.errors import MissingExtraError
 from art.experiment.results import Results
 from art.logs.statistics import Interval
+from art.terminal import clock
 
 _BLUE, _GREEN, _RED, _GREY = "#2563eb", "#16a34a", "#dc2626", "#6b7280"
 _STYLES = ("--", ":", "-.")
@@ -16,11 +17,6 @@ _STYLES = ("--", ":", "-.")
 def show(value: Interval) -> str:
     """Such as ``0.61 [0.55, 0.67]``."""
     return f"{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]"
-
-
-def clock(seconds: float) -> str:
-    """Minutes and seconds, such as ``4:05``."""
-    return f"{round(seconds) // 60}:{round(seconds) % 60:02d}"
 
 
 def table_of_players(results: Results) -> str:

@@ -21,7 +21,7 @@ from art.loop.groups import GroupsInFlight
 from art.loop.rollouts import GroupRunner
 from art.loop.signs import DISTINCT, ENTROPY, USED
 from art.loop.training import Evaluated, StepReport
-from art.terminal import MessageStream, art_command, break_lines, path_option
+from art.terminal import MessageStream, art_command, break_lines, clock, path_option
 from art.trajectories import Trajectory
 
 _RECENT = 5
@@ -216,7 +216,7 @@ class LoopDisplay:
             f"{used:.0f}/{len(groups)}",
             f"{100 * metrics[DISTINCT]:.0f} %" if DISTINCT in metrics else "–",
             f"{metrics[ENTROPY]:.2f}" if ENTROPY in metrics else "–",
-            _clock(report.wall_s),
+            clock(report.wall_s),
             self._left(report.step),
             *(
                 _show_metric([float(one.metrics[name]) for one in trajectories if name in one.metrics])
@@ -230,7 +230,7 @@ class LoopDisplay:
         ]
 
     def _left(self, step: int) -> str:
-        return "–" if self._steps is None else _clock(statistics.fmean(self._recent) * (self._steps - step))
+        return "–" if self._steps is None else clock(statistics.fmean(self._recent) * (self._steps - step))
 
     def _cost(self) -> str:
         """Dollars since the model's first step, over all restarts; of the devices only if their price is known."""
@@ -264,9 +264,3 @@ def _show_metric(values: Sequence[float]) -> str:
 
 def _mean_of(means: Sequence[float | None]) -> Interval | None:
     return interval([one for one in means if one is not None])
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
