@@ -20,7 +20,7 @@ __all__ = ["Evaluation", "Interval", "evaluate", "interval"]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one model did."""
+    """The rewards of one model."""
 
     name: str
     rewards: list[list[float]]

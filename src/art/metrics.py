@@ -262,7 +262,7 @@ class MetricsBuilder:
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """What continues a run in another process."""
+        """The totals with which another process continues the run."""
         return {"cum_state": dict(self._shared.totals), "unique_scenario_ids": list(self._shared.scenario_ids)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a person reads in a terminal: messages, broken between words and without control characters, and training's progress."""
+"""Output for a person at a terminal: messages, broken between words and without control characters, and training's progress."""
 
 import contextlib
 import io
@@ -90,7 +90,7 @@ def clock(seconds: float) -> str:
 
 
 def art_command() -> str:
-    """What to type to run this installation's ``art``: a path where the shell would not find it, or would find another."""
+    """The word to type to run this installation's ``art``: a path where the shell would not find it, or would find another."""
     running, found = Path(sys.argv[0]), shutil.which("art")
     if running.name != "art" or (found is not None and running.resolve() == Path(found).resolve()):
         return "art"

@@ -1,4 +1,4 @@
-"""What this machine has for a backend of its own: packages and devices. Looking for them imports and starts nothing heavy."""
+"""The packages and devices that this machine has for a backend of its own, found without importing anything heavy."""
 
 import functools
 import shutil

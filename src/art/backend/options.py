@@ -13,7 +13,7 @@ from art.wire import SftOptions, TrainOptions
 Options = TypeVar("Options", bound=BaseModel)
 
 AUTO_BATCH_SIZE = 2
-"""What ``batch_size="auto"`` means in supervised fine-tuning."""
+"""The meaning of ``batch_size="auto"`` in supervised fine-tuning."""
 _FUNCTIONS = ("advantage", "loss")
 """Options that take a function, or its name."""
 

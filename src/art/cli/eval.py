@@ -96,7 +96,7 @@ def evaluate_models(
 
 
 async def _open(target: str, service: "RemoteBackend | None", endpoint_key: str, path: Path) -> "Model[Any, Any]":
-    """What the rollout function gets for a ``--model``."""
+    """The model that the rollout function gets for a ``--model``."""
     import art
 
     url, hash_mark, name = target.partition("#")

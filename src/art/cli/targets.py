@@ -1,4 +1,4 @@
-"""What several commands take: functions and scenarios by name, a backend by address."""
+"""Arguments that several commands share: functions and scenarios by name, a backend by address."""
 
 import json
 import sys

@@ -20,7 +20,7 @@ class BenchmarkModelKey:
 
     name: str
     display_name: str | None = None
-    """What charts call it; ``None``: its name."""
+    """The name in charts; ``None``: its own."""
     split: str | None = None
     """``None`` becomes ``"val"``."""
 

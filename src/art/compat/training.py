@@ -127,7 +127,7 @@ async def train_and_log(
     options: Mapping[str, Any] | None,
     verbose: bool,
 ) -> None:
-    """What ``model.train`` does: take a step on groups, and log them with the step's metrics."""
+    """Take a step on groups, and log them with the step's metrics: ``model.train``."""
     from art.model import check_config
     from art.types import TrainConfig
 

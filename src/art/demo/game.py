@@ -63,7 +63,7 @@ def parse_move(answer: str, board: str) -> int | None:
 
 
 def reward(outcome: Outcome, legal_moves: int) -> float:
-    """What a finished game is worth, from -0.5 to 1.
+    """The reward of a finished game, from -0.5 to 1.
 
     An illegal move ends the game below every legal ending, but each legal move before it counts: without that, a model
     that seldom gets to the end of a game would see no difference between its attempts.
@@ -102,7 +102,7 @@ class Game:
     boards: list[str] = field(default_factory=lambda: [EMPTY_BOARD])
     """The board before each of the agent's moves, and the last one."""
     answers: list[str] = field(default_factory=list[str])
-    """What the agent answered, word for word."""
+    """The agent's answers, word for word."""
 
     def __post_init__(self) -> None:
         self._chance = random.Random(self.seed)

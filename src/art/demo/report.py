@@ -58,7 +58,7 @@ def render_table(runs: Sequence[Results]) -> str:
 
 
 def shortfalls(run: Results) -> list[str]:
-    """What a run lacks to count as learned; empty if it learned."""
+    """The reasons why a run does not count as learned; empty if it learned."""
     found: list[str] = []
     before, after = _before_and_after(run)
     illegal, wins = after.metrics["illegal"].value, after.metrics["win"].value

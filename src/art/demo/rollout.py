@@ -11,7 +11,7 @@ MAX_TOKENS = 2
 
 
 def opening_messages() -> list[dict[str, Any]]:
-    """What stands in the chat before the game: the rules in a line, and one worked example.
+    """The chat before the game: the rules in a line, and one worked example.
 
     Without the example, a model this small answers with sentences instead of numbers.
     """

@@ -197,7 +197,7 @@ class Run:
         return self.spent().get("training", 0.0)
 
     def spent(self) -> dict[str, float]:
-        """What the run has taken so far, over all sittings."""
+        """The amounts that the run has taken so far, over all sittings."""
         return read_json(self.directory / "spent.json") or {}
 
     def note_spent(self, **amounts: float) -> None:

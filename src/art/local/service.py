@@ -107,7 +107,7 @@ class ServiceProcess:
         return self.url
 
     def death(self) -> BackendDiedError | None:
-        """What to raise if the child ended without being asked to."""
+        """The error to raise if the child ended without being asked to."""
         process = self._process
         if process is None or not self._ended.is_set():
             return None

@@ -1,1 +1,1 @@
-"""What a model logs: rows of metrics, trajectories, totals; where they lie, and where else they go."""
+"""A model's logs: rows of metrics, trajectories, totals; where they lie, and where else they go."""

@@ -1,4 +1,4 @@
-"""What a call of a model's API cost: stated by the response, or computed from its token counts."""
+"""The cost of a call of a model's API: stated by the response, or computed from its token counts."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ def check_prices(prices: Prices) -> None:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """What a response counts. ``prompt`` holds neither kind of cached tokens."""
+    """The token counts of a response. ``prompt`` holds neither kind of cached tokens."""
 
     prompt: float
     completion: float

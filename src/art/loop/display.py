@@ -1,4 +1,4 @@
-"""What ``art.train`` shows: a line per step, and on a terminal what happens now."""
+"""The display of ``art.train``: a line per step, and on a terminal what happens now."""
 
 import contextlib
 import itertools

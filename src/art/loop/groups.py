@@ -44,7 +44,7 @@ class ScenarioCursor(Generic[ScenarioT]):
         self._beyond: set[int] = set()
 
     async def take(self) -> tuple[int, ScenarioT] | None:
-        """The next scenario that is not settled, with its number; ``None`` when there is none."""
+        """The next scenario that is not settled, with its number; ``None`` at the end."""
         async for scenario in self._source:
             number = self._next
             self._next += 1
@@ -94,7 +94,7 @@ class _Running:
 
 @dataclass
 class Counts:
-    """What happened since they were last taken."""
+    """Counts of events since they were last taken."""
 
     stale: int = 0
     """Groups that grew too old."""

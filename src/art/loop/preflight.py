@@ -157,7 +157,7 @@ async def _measure(
 
 @dataclass
 class _Run:
-    """What was captured of one trajectory."""
+    """The captured part of one trajectory."""
 
     tree: RolloutTree | None
     """Of the keyed rollout that the trajectory names; ``None`` if it names none."""
@@ -167,7 +167,7 @@ class _Run:
 
 
 async def _look_up(model: AnyTrainableModel, trajectories: list[Trajectory]) -> list[_Run] | None:
-    """What the backend captured of each trajectory; ``None`` if it does not tell."""
+    """Ask the backend what it captured of each trajectory; ``None`` if it cannot say."""
     backend = model.backend()
     if not isinstance(backend, RemoteBackend):
         return None

@@ -48,7 +48,7 @@ StepMetrics: TypeAlias = Callable[[Batch, Counts, Mapping[str, float]], dict[str
 
 @dataclass(frozen=True)
 class StepReport:
-    """What a finished step was like."""
+    """An account of a finished step."""
 
     step: int
     batch: Batch

@@ -42,7 +42,7 @@ _OBJECTION = "That answer cannot be used: {problem} Answer again, with JSON that
 
 _ELIDED = "\n[… {count} characters omitted to fit the trajectory into the available space …]\n"
 _LEAST_CHARACTERS = 400
-"""What is shown of each text at least, half of its beginning and half of its end."""
+"""The least that is shown of each text, half of it from the beginning and half from the end."""
 
 Judge = Callable[[list[dict[str, Any]]], Awaitable[str]]
 """Takes chat messages and returns the judge's answer: JSON that matches ``Response``."""
@@ -59,7 +59,7 @@ class TrajectoryScore(BaseModel):
 
 
 class Response(BaseModel):
-    """What the judge answers."""
+    """The judge's answer."""
 
     model_config = ConfigDict(extra="forbid")
 

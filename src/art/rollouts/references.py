@@ -64,7 +64,7 @@ def build_train_groups(
 
 
 def build_examples(trajectories: Iterable[Trajectory]) -> list[Example]:
-    """What supervised fine-tuning learns of each trajectory.
+    """Build the examples that supervised fine-tuning learns from trajectories.
 
     Where all that the assistant says was captured, its exact ids are learned, by reference. Else the conversations are
     sent as messages, and everything that the assistant says in them is learned.
@@ -257,7 +257,7 @@ def _is_empty(item: Any) -> bool:
 
 
 def _uncaptured(conversations: Iterable[MessagesAndChoices]) -> Iterable[str]:
-    """What the assistant says without its tokens having been captured: where, and why."""
+    """Name the assistant's messages whose tokens were not captured, and why."""
     for h, items in enumerate(conversations):
         history = f" of additional history {h - 1}" if h else ""
         for i, item in enumerate(items):

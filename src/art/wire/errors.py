@@ -34,7 +34,7 @@ class ErrorCode(StrEnum):
 
 
 class ApiErrorBody(Wire):
-    """What went wrong, for programs and for people."""
+    """An error, for programs and for people."""
 
     code: ErrorCode
     message: str

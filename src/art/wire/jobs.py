@@ -8,7 +8,7 @@ from art.wire.errors import ApiErrorBody
 
 
 class JobKind(StrEnum):
-    """What a job does."""
+    """The kind of work that a job does."""
 
     TRAIN = "train"
     SFT = "sft"

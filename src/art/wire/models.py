@@ -40,7 +40,7 @@ class RegisterModel(Wire):
 
 
 class ModelInfo(Wire):
-    """What the service knows about a model."""
+    """A model as the service knows it."""
 
     id: str
     project: str

@@ -37,4 +37,4 @@ class Health(Wire):
     uptime_s: float
     processes: list[ProcessHealth]
     preparing: dict[str, str] = {}
-    """What is being done to get base models, such as a download, by their names."""
+    """The work going on to get base models, such as a download, by their names."""

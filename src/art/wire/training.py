@@ -32,7 +32,7 @@ class Algorithm(StrEnum):
 
 
 class Overlong(StrEnum):
-    """What happens to a trajectory with a row longer than the model's maximum sequence length."""
+    """The treatment of a trajectory with a row longer than the model's maximum sequence length."""
 
     ERROR = "error"
     DROP = "drop"
