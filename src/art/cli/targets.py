@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 
@@ -55,25 +55,21 @@ def read_scenarios(target: str, parameter: str) -> list[Any]:
     path = Path(target)
     if not path.is_file():
         raise typer.BadParameter(f"no such file: {target}.", param_hint=parameter)
-    try:
-        text = path.read_text(encoding="utf-8")
-        if target.endswith(".json"):
-            whole: Any = json.loads(text)
-            if not isinstance(whole, list):
-                raise typer.BadParameter(f"{target} must contain a list.", param_hint=parameter)
-            return whole  # pyright: ignore[reportUnknownVariableType]
-        return [_scenario(target, n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
-    except json.JSONDecodeError as error:
-        raise typer.BadParameter(f"{target} is not valid JSON: {error}", param_hint=parameter) from None
+    text = path.read_text(encoding="utf-8")
+    if target.endswith(".jsonl"):  # a string may hold other marks that Python takes for the end of a line
+        lines = enumerate(text.split("\n"), 1)
+        return [_read_json(line, f"{target}, line {n}", parameter) for n, line in lines if line.strip()]
+    whole = _read_json(text, target, parameter)
+    if not isinstance(whole, list):
+        raise typer.BadParameter(f"{target} must contain a list.", param_hint=parameter)
+    return cast(list[Any], whole)
 
 
-def _scenario(target: str, number: int, line: str) -> Any:
+def _read_json(text: str, where: str, parameter: str) -> Any:
     try:
-        return json.loads(line)
+        return json.loads(text)
     except json.JSONDecodeError as error:
-        raise typer.BadParameter(
-            f"{target}, line {number} is not valid JSON: {error}", param_hint="--scenarios"
-        ) from None
+        raise typer.BadParameter(f"{where} is not valid JSON: {error}", param_hint=parameter) from None
 
 
 def split_model(target: str, parameter: str) -> tuple[str, str, int | None]:

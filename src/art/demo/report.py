@@ -23,7 +23,7 @@ def render_table(runs: Sequence[Results]) -> str:
         ValueError: There are no runs.
     """
     if not runs:
-        raise ValueError("There is no table of no runs.")
+        raise ValueError("Give at least one run.")
     lines = [
         "| seed | reward before | after | wins before | after | illegal games before | after | training | peak memory |",
         "|---|---|---|---|---|---|---|---|---|",

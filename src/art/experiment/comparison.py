@@ -162,5 +162,5 @@ def estimate(values: Sequence[float]) -> Interval:
         return share_interval(round(math.fsum(values)), len(values))
     found = interval(values)
     if found is None:
-        raise ValueError("There is no mean of no values.")
+        raise ValueError("There are no values to average.")
     return found

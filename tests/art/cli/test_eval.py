@@ -9,6 +9,7 @@ from tests.art.conftest import serving
 from typer.testing import CliRunner
 
 from art.cli import app
+from art.cli.targets import read_scenarios
 
 ROLLOUT = """
 import art
@@ -59,6 +60,12 @@ def workplace(tmp_path: Path, monkeypatch):
     lines = [json.dumps({"question": str(n), "answer": str(n)}) for n in range(6)]
     (tmp_path / "scenarios.jsonl").write_text("\n".join(lines) + "\n")
     return name
+
+
+def test_a_line_of_a_file_ends_where_json_ends_it(tmp_path: Path) -> None:
+    file = tmp_path / "scenarios.jsonl"
+    file.write_text('{"question": "one\u2028two"}\r\n\n[3]\n', encoding="utf-8", newline="")
+    assert read_scenarios(str(file), "--scenarios") == [{"question": "one\u2028two"}, [3]]
 
 
 def run(*arguments: str):
@@ -115,7 +122,7 @@ def test_failures_are_shown_and_nothing_at_all_is_an_exit_code(workplace, endpoi
             "no module named 'nowhere'",
         ),
         (["{module}:nothing", "--scenarios", "scenarios.jsonl", "--model", "http://h/v1#m"], "has no 'nothing'"),
-        (["{module}:rollout", "--scenarios", "gone.jsonl", "--model", "http://h/v1#m"], "no file gone.jsonl"),
+        (["{module}:rollout", "--scenarios", "gone.jsonl", "--model", "http://h/v1#m"], "no such file: gone.jsonl"),
         (["{module}:rollout", "--scenarios", "bad.jsonl", "--model", "http://h/v1#m"], "line 2 is not valid JSON"),
         (["{module}:rollout", "--scenarios", "scenarios.jsonl", "--model", "http://h/v1#"], "write URL#NAME"),
     ],

@@ -27,7 +27,7 @@ def test_the_table_has_a_row_per_seed_in_order_and_then_the_mean(make_results: M
 
 def test_one_run_needs_no_mean(make_results: MakeResults) -> None:
     assert "mean" not in render_table([make_results()])
-    with pytest.raises(ValueError, match="no runs"):
+    with pytest.raises(ValueError, match="at least one run"):
         render_table([])
 
 
