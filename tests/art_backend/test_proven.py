@@ -76,7 +76,7 @@ def test_the_trainer_asks_the_same_question(base):
 def test_a_configuration_that_cannot_be_read_is_named(content, base):
     directory = base()
     (directory / "config.json").write_text(content)
-    with pytest.raises(ModelNotAvailableError, match=r"config\.json is not the configuration of a model"):
+    with pytest.raises(ModelNotAvailableError, match=r"config\.json is not a model configuration"):
         check_proven(directory, "it")
 
 

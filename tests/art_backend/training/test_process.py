@@ -120,7 +120,7 @@ async def test_a_missing_model_is_an_answer_and_not_a_death(setup, make_groups, 
     setup.base_path = tmp_path
     trainer = await TrainerProcess.start(setup, log_path=tmp_path / "log", threads=1)
     try:
-        with pytest.raises(ModelNotAvailableError, match=r"config\.json is not the configuration of a model"):
+        with pytest.raises(ModelNotAvailableError, match=r"config\.json is not a model configuration"):
             await trainer.train(step_of(make_groups(), 1))
         assert trainer.alive
     finally:

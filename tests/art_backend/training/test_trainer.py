@@ -373,7 +373,7 @@ def test_an_adapter_of_another_shape_or_base_is_refused(setup, make_groups, tmp_
     (copy / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-5}))
     with pytest.raises(ModelNotAvailableError, match="another base model"):
         Trainer(dataclasses.replace(setup, base_path=copy)).train(step_of(make_groups(), 2))
-    with pytest.raises(ModelNotAvailableError, match=r"config\.json is not the configuration of a model"):
+    with pytest.raises(ModelNotAvailableError, match=r"config\.json is not a model configuration"):
         Trainer(dataclasses.replace(setup, base_path=tmp_path, checkpoints=tmp_path / "none")).train(
             step_of(make_groups())
         )
