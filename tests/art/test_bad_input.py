@@ -139,7 +139,7 @@ async def test_what_is_no_number_is_named_and_nothing_is_logged(model, read_hist
 @pytest.mark.parametrize(
     ("arguments", "error", "named"),
     [
-        ({"metrics": {1: 1.0}}, TypeError, "The metric 1 must be named by text, not int"),
+        ({"metrics": {1: 1.0}}, TypeError, "The metric 1 must have a string as its name, not int"),
         (
             {"metrics": {"a": 1.0}, "split": "../elsewhere"},
             ValueError,
@@ -186,7 +186,7 @@ def test_a_state_that_json_cannot_hold_is_named_and_the_old_one_stays(model):
     for store in (model.overwrite_state, model.merge_state):
         with pytest.raises(TypeError, match=rf"{path} can only hold JSON values: .*object.*The file is unchanged"):
             store({"a": object()})
-        with pytest.raises(TypeError, match=rf"{path} holds a dict, not list"):
+        with pytest.raises(TypeError, match=rf"{path} must hold a dict, not list"):
             store([1])
     assert model.read_state() == {"a": 1}
 

@@ -63,4 +63,4 @@ def test_what_is_not_planned_is_said(base, caplog):
     assert "cannot plan the memory of TRL's trainer" in caplog.text
     (base / "config.json").write_text('{"model_type": "mamba"}')
     check(base, 1, TrainOptions())
-    assert "Training it is not planned: model: the memory of mamba models" in caplog.text
+    assert "No memory plan for training it: model: the memory of mamba models" in caplog.text
