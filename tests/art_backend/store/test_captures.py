@@ -1,7 +1,10 @@
 """Captured rollouts on disk."""
 
-import multiprocessing
+import subprocess
+import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.support.tiny import build_tiny_tokenizer
@@ -106,15 +109,16 @@ def test_rows_of_single_turns_by_rollout(store, renderer):
         store.find_turns([first.id, "t_nope"])
 
 
-def test_old_rollouts_are_deleted_by_their_last_use_and_space_returns(store, renderer, tmp_path):
+def test_old_rollouts_are_deleted_by_their_last_use_and_space_returns(store, renderer, tmp_path, monkeypatch):
     old, used = store.create_rollout("p", "m").id, store.create_rollout("p", "m").id
     for _ in range(40):
         take_turn(store, renderer, old, [{"role": "user", "content": "x" * 5000}], "y" * 5000)
     store._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     full = (tmp_path / "art.db").stat().st_size
-    moment = time.monotonic()
+    later = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + 3600)
+    monkeypatch.setattr("art_backend.store.database.time", later)
     turn = take_turn(store, renderer, used, HELLO, "one")
-    assert store.delete_unused(time.monotonic() - moment) == 1
+    assert store.delete_unused(1800) == 1
     with pytest.raises(NotFoundError):
         store.get(old)
     assert list(store.find_turns([turn.id])) == [used]
@@ -160,24 +164,28 @@ def test_memory_lets_go_of_trees_that_nobody_uses(store, renderer, monkeypatch):
     assert len(store.tree(rollouts[1]).turns) == 1
 
 
-def write_for_ever(path, renderer, told):
-    store = CaptureStore(open_database(path))
-    rollout = store.create_rollout("p", "m").id
-    while True:
-        told.send((rollout, take_turn(store, renderer, rollout, HELLO, "one").id))
+ROOT = Path(__file__).parents[3]
+WRITES_FOR_EVER = """
+import sys
+from pathlib import Path
+from tests.art_backend.store.test_captures import HELLO, CaptureStore, ChatRenderer, build_tiny_tokenizer, open_database, take_turn
+
+store, renderer = CaptureStore(open_database(Path(sys.argv[1]))), ChatRenderer(build_tiny_tokenizer())
+rollout = store.create_rollout("p", "m").id
+print(rollout, flush=True)
+while True:
+    print(take_turn(store, renderer, rollout, HELLO, "one").id, flush=True)
+"""
 
 
-def test_turns_survive_a_kill(tmp_path, renderer):
+def test_turns_survive_a_kill(tmp_path):
     """Every turn that was acknowledged before ``kill -9`` is there afterwards."""
-    context = multiprocessing.get_context("fork")
-    listening, told = context.Pipe(duplex=False)
-    child = context.Process(target=write_for_ever, args=(tmp_path / "art.db", renderer, told))
-    child.start()
-    told.close()
-    acknowledged = [listening.recv() for _ in range(200)]
-    child.kill()
-    child.join()
+    command = [sys.executable, "-c", WRITES_FOR_EVER, str(tmp_path / "art.db")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
+        rollout, *acknowledged = [child.stdout.readline().strip() for _ in range(201)]
+        child.kill()
     database = open_database(tmp_path / "art.db")
     store = CaptureStore(database)
-    assert {turn for _, turn in acknowledged} <= set(store.tree(acknowledged[0][0]).turns)
+    assert all(acknowledged)
+    assert set(acknowledged) <= set(store.tree(rollout).turns)
     database.close()
