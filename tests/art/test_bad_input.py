@@ -221,9 +221,9 @@ async def test_what_is_gathered_must_be_something_to_await(recwarn):
         ),
         (
             lambda: art.gather_trajectories([gives(1), art.Trajectory()]),
-            "trajectories: item 1 is a Trajectory, not some",
+            "trajectories: item 1 is a Trajectory, which cannot be awaited",
         ),
-        (lambda: art.gather_trajectory_groups([gives(5)], max_exceptions=9), "gave int, not a TrajectoryGroup"),
+        (lambda: art.gather_trajectory_groups([gives(5)], max_exceptions=9), "returned int, not a TrajectoryGroup"),
         (lambda: art.gather_trajectories([gives(5)], max_exceptions=9), "returned int, not a Trajectory or a list"),
         (
             lambda: art.gather_trajectories([gives(["text"])], max_exceptions=9),

@@ -89,7 +89,7 @@ async def test_bodies_of_unknown_size_are_read_to_the_limit(monkeypatch):
     other = asyncio.create_task(reader.read(request([900]), "b"))
     endless.set()
     for task in (waiting, other):
-        with pytest.raises(BadRequestError, match="ended before"):
+        with pytest.raises(BadRequestError, match="closed before"):
             await task
     assert not reader._reading
 
