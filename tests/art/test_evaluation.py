@@ -65,5 +65,5 @@ async def test_a_reward_that_is_no_number_is_an_error_that_names_the_scenario():
     async def rollout(model, scenario):
         return art.Trajectory(reward=math.nan if scenario else 0.0)
 
-    with pytest.raises(ValueError, match="scenario 1 is not a finite number"):
+    with pytest.raises(ValueError, match="Scenario 1 has a reward that is not a finite number"):
         await evaluate("m", None, rollout, [0, 1], runs=1)

@@ -281,7 +281,7 @@ async def test_what_is_no_chat_completion_is_left_out(client):
     assert t.messages_and_choices == []
 
 
-SILENCE = r"No model call was recorded.*model\.openai_client\(\).*built by hand.*model\.rollout\(\)"
+SILENCE = r"No model call was recorded.*model\.openai_client\(\).*build their own clients.*model\.rollout\(\)"
 
 
 async def test_a_scope_that_saw_no_call_says_how_calls_are_seen(endpoint):

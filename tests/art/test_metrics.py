@@ -192,7 +192,7 @@ def test_prices_given_registered_and_missing():
     builder.register_model_pricing("mine", prompt_per_million=5, completion_per_million=6)
     assert builder.for_cost_context("eval").add_response_cost("a", response, **ask) == 11.0
     assert builder.add_response_cost("a", response, **ask, prompt_price_per_million=0.0) == 6.0
-    with pytest.raises(ValueError, match="cannot read 'other'"):
+    with pytest.raises(ValueError, match="not 'other'"):
         builder.add_response_cost("a", response, provider="other", model_name="mine")
     with pytest.raises(ValueError, match="usage"):
         builder.add_response_cost("a", {}, **ask)
