@@ -50,7 +50,7 @@ demo: setup $(if $(filter vllm,$(ENGINE)),vllm)  ## Train a small model to play 
 	@$(if $(filter vllm,$(ENGINE)),ART_VLLM_PYTHON=$(VLLM)/bin/python) $(BIN)/art demo $(if $(STEPS),--steps $(STEPS)) --engine $(ENGINE)
 
 # Distribute by file: the tests of one file share a service, an engine, a model.
-PYTEST := -m pytest --numprocesses $(WORKERS) --dist loadfile
+PYTEST := -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 OTHER_DTYPE := import torch; from art_backend.models.compute import *; \
 	print("bfloat16" if choose_dtype("auto", choose_device()) is torch.float32 else "float32")
 COMPUTING := tests/art_backend/test_compute.py tests/art_backend/test_exact.py tests/art_backend/engines \

@@ -40,3 +40,12 @@ def read_history():
             return [json.loads(line) for line in rows]
 
     return read
+
+
+LONGEST = ("end_to_end", "examples", "docs")
+"""Areas by the length of their tests."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the longest tests first: of the files that workers share out, a long one that begins last ends alone."""
+    items.sort(key=lambda item: next((i for i, area in enumerate(LONGEST) if area in item.path.parts), len(LONGEST)))

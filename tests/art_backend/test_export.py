@@ -136,6 +136,7 @@ def test_the_type_of_merged_weights_can_be_chosen(run, tmp_path):
     assert (logprobs(model) - trained(run, 2)).abs().mean() < 0.05
 
 
+@pytest.mark.long
 def test_the_command(run, tmp_path):
     settings, base = run
     command = [sys.executable, "-c", "from art.cli import main; main()", "export"]

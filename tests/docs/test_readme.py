@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
+@pytest.mark.long
 def test_the_script_of_the_readme_runs_and_resumes(tmp_path, tiny_model_path):
     (script,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     script = script.replace("HuggingFaceTB/SmolLM2-135M-Instruct", str(tiny_model_path))

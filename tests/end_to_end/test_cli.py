@@ -44,6 +44,7 @@ async def run(*arguments):
     return await asyncio.to_thread(CliRunner().invoke, app, list(arguments), catch_exceptions=False)
 
 
+@pytest.mark.long
 async def test_train_eval_and_delete(workplace, tiny_model_path):
     async with art.LocalBackend(path=workplace / "art") as service:
         await service.get_health()

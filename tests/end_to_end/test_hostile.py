@@ -175,6 +175,7 @@ def test_idle_and_unfinished_connections_lock_nobody_out(tmp_path, tiny_model_pa
     service.stop()
 
 
+@pytest.mark.long
 def test_a_damaged_adapter_is_not_served(tmp_path, tiny_model_path):
     service = Service(tmp_path, tiny_model_path)
     service.learn()

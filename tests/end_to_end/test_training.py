@@ -221,6 +221,7 @@ async def test_copies_are_refused_here_and_by_the_service(backend, tiny_model_pa
         await backend._run_job(request, verbose=False)
 
 
+@pytest.mark.long
 async def test_killed_children_are_told_and_replaced(backend, tiny_model_path):
     model = make_model(tiny_model_path, "killed")
     await model.register(backend)
@@ -242,6 +243,7 @@ async def test_killed_children_are_told_and_replaced(backend, tiny_model_path):
     assert await model.get_step() == 2
 
 
+@pytest.mark.long
 async def test_the_service_ends_its_children_when_it_is_killed(tmp_path, tiny_model_path):
     backend = art.LocalBackend(path=str(tmp_path / "art"))
     model = make_model(tiny_model_path, "orphan")

@@ -10,6 +10,7 @@ from nbclient import NotebookClient
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 async def test_the_notebook_runs(tmp_path, tiny_model_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT}")

@@ -80,6 +80,7 @@ async def test_email_agent_with_a_judge(make_run):
     assert row["train/independent_reward"] == 0
 
 
+@pytest.mark.long
 async def test_hn_titles(make_run, monkeypatch):
     monkeypatch.setitem(train_titles.PAIRS, "small", 40)
     run = make_run("hn-titles", train_titles.SMALL)

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/tutorial.md").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_a_copied_example_is_changed_and_trained(service, tmp_path, tiny_model_path):
     commands = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
