@@ -130,7 +130,9 @@ def test_logits_that_the_trainer_computes_otherwise_are_refused(save):
 
 def test_sdpa_would_ignore_a_cap(save):
     # transformers refuses it as well in its newer releases
-    with pytest.raises(ModelNotAvailableError, match="SDPA has no soft-capped attention|does not support an attention"):
+    with pytest.raises(
+        ModelNotAvailableError, match=r"SDPA has no soft-capped attention|does not support an attention"
+    ):
         AdapterPolicy(save(CONFIGS["gemma2"]), LORA, precision="float32", attention="dense")
 
 
