@@ -42,3 +42,8 @@ def weighted(weights: Tensor, values: Tensor) -> Tensor:
     if weights.shape[1] == 1:
         return weighted(weights.expand(-1, 2, -1), values)[:, :1]
     return torch.bmm(weights.to(values.dtype), values)
+
+
+def soft_cap(x: Tensor, cap: float | None) -> Tensor:
+    """cap · tanh(x / cap), in place; x as it is without a cap. Engine and trainer cap scores and logits alike by it."""
+    return x if cap is None else x.div_(cap).tanh_().mul_(cap)

@@ -141,9 +141,7 @@ class AttentionStep:
             first, mask = group.mask(how.window)
             keys, values = keys.view(kv * B, L, dim), values.view(kv * B, L, dim)
             if pool.device.type == "cpu" or how.softcap is not None:
-                scores = exact.batched(queries, keys).mul_(how.scaling)
-                if how.softcap is not None:
-                    scores.div_(how.softcap).tanh_().mul_(how.softcap)
+                scores = exact.soft_cap(exact.batched(queries, keys).mul_(how.scaling), how.softcap)
                 scores.view(kv, B, -1, Q, L)[..., first:].add_(mask)
                 weights = torch.softmax(scores, -1, out=scores)
                 mixed = exact.weighted(weights, values)

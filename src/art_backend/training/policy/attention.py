@@ -254,10 +254,7 @@ class _BranchAttention(torch.autograd.Function):
         peaks = torch.empty(heads, size, 1, device=query.device)
         for block in blocks:
             q, k, v = _fold(query, block, key.shape[0]), _select(key, block), _select(value, block)
-            scores = exact.batched(q, k).mul_(scale)
-            if cap is not None:
-                scores.div_(cap).tanh_().mul_(cap)
-            _mask(scores, block)
+            scores = _mask(exact.soft_cap(exact.batched(q, k).mul_(scale), cap), block)
             _unfold(peaks, block, scores.amax(-1, keepdim=True))
             mixed = exact.weighted(torch.softmax(scores, dim=-1, out=scores), v)
             _unfold(output.transpose(0, 1), block, mixed)

@@ -31,7 +31,7 @@ class Head:
         logits = exact.linear(hidden, self.weight)
         if self.scale != 1:
             logits.mul_(self.scale)
-        return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
+        return exact.soft_cap(logits, self.cap)
 
     def slope(self, logits: Tensor) -> Tensor | float:
         """d logits / d (h @ weightᵀ): one number, or [n, V] float32 behind a cap."""
